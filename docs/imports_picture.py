@@ -17,6 +17,7 @@ _TOGETHER = {
         "announcing",
         "distributed_variables",
         "errors",
+        "graphs",
         "options",
         "imports",
         "internals",

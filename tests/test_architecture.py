@@ -20,6 +20,7 @@ LAYERS = [
         "cgroups",
         "cli.output",
         "errors",
+        "graphs",
         "internals",
         "patches",
         "processor",

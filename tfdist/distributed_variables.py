@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from tfdist.graphs import list_operations
 from tfdist.internals import (
     AggregatingVariable,
     CollectiveAllReduceExtended,
@@ -439,6 +440,5 @@ def _make_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _writes(function: Any) -> bool:
     """Returns whether a function updates a variable."""
-    definition = function.graph.as_graph_def()
-    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
-    return any(re.match("Assign|Resource(Apply|Scatter|SparseApply|Strided)", n.op) for n in nodes)
+    updates = re.compile("Assign|Resource(Apply|Scatter|SparseApply|Strided)")
+    return any(updates.match(node.op) for node in list_operations(function.graph))

@@ -12,11 +12,12 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import TfdistError, TrainingError, shorten_error
+from tfdist.graphs import list_operations
 from tfdist.internals import BaseOptimizer, global_seed
 from tfdist.replacing import find_function, replaced
 from tfdist.strategies.registry import find_traits
 from tfdist.training.fit.own_step import LIBRARIES, OwnStep, list_names
-from tfdist.training.guard.guard import DRAWS, list_operations
+from tfdist.training.guard.guard import DRAWS
 from tfdist.training.step_options import StepOptions
 from tfdist.training.workers.communication import UnlikeWorkersError
 

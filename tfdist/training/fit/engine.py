@@ -17,6 +17,7 @@ from tfdist.aliases import BatchIterator, KerasData
 from tfdist.announcing import announce
 from tfdist.distributed_variables import make_variables_ordinary, spread_raw_writes
 from tfdist.errors import TfdistError
+from tfdist.graphs import list_operations
 from tfdist.internals import find_untested
 from tfdist.placement.groups import find_groups
 from tfdist.placement.optimizer.shards import OptimizerShards
@@ -27,7 +28,7 @@ from tfdist.placement.strips.call import StripPlan, make_strip_plan
 from tfdist.placement.variables import place_variables
 from tfdist.strategies.logical_replicas import read_numerics
 from tfdist.strategies.registry import find_traits
-from tfdist.training.guard.guard import Guard, can_be_checked, check_draws, list_operations
+from tfdist.training.guard.guard import Guard, can_be_checked, check_draws
 from tfdist.training.inputs.data_adapter import DataAdapter
 from tfdist.training.inputs.data_errors import explain_data_errors
 from tfdist.training.inputs.make_adapter import make_data_adapter

@@ -432,7 +432,7 @@ class FitLoop:
     def _most_steps(self) -> int:
         """The most steps that one loop takes."""
         # A loop that finds no data for one of its steps loses the results of those before.
-        return self._engine.options.steps_per_loop if self._adapter.is_endless else 1
+        return self._steps.most_steps if self._adapter.is_endless else 1
 
     def _start_steps(self, number: int, size: int) -> int:
         """Starts to train on some batches; ends the steps that were started before.

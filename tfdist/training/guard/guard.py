@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdist.aliases import Batch
 from tfdist.errors import TfdistError, shorten_error
+from tfdist.graphs import list_operations
 from tfdist.internals import context
 from tfdist.placement.shards.divided import find_divided
 from tfdist.replacing import replaced
@@ -94,13 +95,6 @@ def check_draws(nodes: Iterable[Any], model: keras.Model, *, with_xla: bool = Fa
         raise TfdistError(
             f'{name} {text}, train on one device, or give check="off" to train anyway.'
         )
-
-
-def list_operations(graph: tf.Graph) -> list[Any]:
-    """Returns the operations of a graph and its functions, as `tf.compat.v1.NodeDef`."""
-    definition = graph.as_graph_def()
-    functions = (node for function in definition.library.function for node in function.node_def)
-    return [*definition.node, *functions]
 
 
 # The difference of two outcomes, None if there is none; and the paths of the states that differ.

@@ -103,6 +103,11 @@ class TrainingSteps:
         raise NotImplementedError
 
     @property
+    def most_steps(self) -> int:
+        """How many steps one call of `start` may take."""
+        return 1
+
+    @property
     def runs_ahead(self) -> bool:
         """Whether the devices still compute a step that has been started."""
         return False

@@ -33,6 +33,9 @@ from tfdist.training.step.steps import StepResult, Steps
 from tfdist.training.step_options import StepOptions
 from tfdist.training.workers.communication import Workers
 
+# More steps in one call would delay signals, and look like a hang.
+_MOST_STEPS = 50
+
 
 class _BoundTrace:
     """The trace of a function, and the tensors of the iterator for which it was found.
@@ -99,8 +102,14 @@ class SynchronousSteps(TrainingSteps):
             is_chief=workers.is_chief or not is_apart,
         )
         self._train_loop: Any = None
+        # Where workers train apart, the host has work to do at each step.
+        self._loop_size = 1 if is_apart else _choose_loop(model, options)
         self._make("train")
         self._make("predict")
+
+    @property
+    def most_steps(self) -> int:
+        return self._loop_size if self._train_loop and not self.steps.is_eager else 1
 
     @property
     def state(self) -> list[keras.Variable]:
@@ -114,8 +123,8 @@ class SynchronousSteps(TrainingSteps):
     def _make(self, kind: str) -> None:
         if kind == "predict":
             self._predict = self.steps.make_predict()
-        elif kind == "train" and self.steps.options.steps_per_loop > 1:
-            self._train_loop = self.steps.make_train_loop()
+        elif kind == "train" and self._loop_size > 1 and not self.steps.is_eager:
+            self._train_loop = self.steps.make_train_loop(self._loop_size)
 
     def remake(self, kind: str) -> bool:
         self._traces.clear()
@@ -414,6 +423,13 @@ def _unwrap(iterator: BatchIterator) -> Any:
     if isinstance(iterator, _LookedAhead):
         return iterator.take_first() or iterator.rest
     return iterator
+
+
+def _choose_loop(model: keras.Model, options: StepOptions) -> int:
+    """Returns how many steps one call takes, so that Keras's executions have full calls only."""
+    asked = model.steps_per_execution
+    own = max(steps for steps in range(1, _MOST_STEPS + 1) if asked % steps == 0)
+    return max(options.steps_per_loop, own)
 
 
 def to_numbers(logs: dict[str, Any]) -> dict[str, Any]:

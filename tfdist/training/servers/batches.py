@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.aliases import Batch, Nested
+from tfdist.graphs import list_operations
 from tfdist.training.inputs.data_adapter import DataAdapter
 from tfdist.training.replicas.random_layers import count_draws, list_seed_generators
 
@@ -47,9 +48,7 @@ def find_reader(
 def _can_travel(read: Callable[[tf.Tensor], Any]) -> bool:
     """Returns whether workers can run a reader: it needs no Python, and captures little data."""
     function = tf.function(read).get_concrete_function(tf.TensorSpec([], tf.int64))
-    definition = function.graph.as_graph_def()
-    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
-    if any(node.op in _PYTHON_OPERATIONS for node in nodes):
+    if any(node.op in _PYTHON_OPERATIONS for node in list_operations(function.graph)):
         return False
     captured = function.captured_inputs
     if any(tensor.dtype in (tf.resource, tf.variant) for tensor in captured):

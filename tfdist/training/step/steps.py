@@ -44,6 +44,7 @@ from tfdist.training.replicas.step_checks import overrides
 from tfdist.training.step.fused_layers import fusing_layers
 from tfdist.training.step.fused_update import fusing_updates
 from tfdist.training.step.gradient import GradientStep
+from tfdist.training.step.loops import Program, run_steps
 from tfdist.training.step.model_variables import make_known
 from tfdist.training.step.outputs import Pack, is_composite, make_predict_step, summarize_rows
 from tfdist.training.step_options import StepOptions
@@ -162,35 +163,44 @@ class Steps:
         """The generators that a traced step has drawn from, those of layers included."""
         return list(self._division.draws.seen.values())
 
-    def make_train_loop(self) -> Callable[[Any, tf.Tensor], StepResult]:
+    def make_train_loop(self, size: int) -> Callable[[Any, tf.Tensor], StepResult]:
         """Returns a compiled function: (iterator, number of steps) -> the results of these steps.
 
         Every tensor of `StepResult` is stacked, [steps, ...].
+
+        Args:
+          size: the number of steps of most calls.
         """
 
         def train_loop(iterator: BatchIterator, num_steps: tf.Tensor) -> StepResult:
-            # The loop must know the types and shapes that it keeps before its body is traced.
             spec = tf.function(self.train.python_function, autograph=False)
-            leaves = tf.nest.flatten(spec.get_concrete_function(iterator).structured_outputs)
-            arrays = [
-                tf.TensorArray(leaf.dtype, num_steps, element_shape=leaf.shape) for leaf in leaves
-            ]
+            results = spec.get_concrete_function(iterator).structured_outputs
+            return run_steps(lambda _: self.train.python_function(iterator), num_steps, results)
 
-            def run(step: tf.Tensor, arrays: list[Any]) -> tuple[tf.Tensor, list[Any]]:
-                found = tf.nest.flatten(self.train.python_function(iterator))
-                written = zip(arrays, found, strict=True)
-                return step + 1, [array.write(step, leaf) for array, leaf in written]
+        def train_by_xla(iterator: BatchIterator, num_steps: tf.Tensor) -> StepResult:
+            batch: Batch = None
 
-            _, arrays = tf.while_loop(
-                lambda step, _: step < num_steps,
-                run,
-                (tf.zeros([], tf.int32), arrays),
-                parallel_iterations=1,
-            )
-            structure = spec.get_concrete_function(iterator).structured_outputs
-            return tf.nest.pack_sequence_as(structure, [array.stack() for array in arrays])
+            def take() -> tuple[list[tf.Tensor], tf.Tensor]:
+                nonlocal batch
+                data, _, waited_s = self._take(iterator)
+                batch = _drop_optionals(data)
+                return _list_tensors(batch), waited_s
 
-        return self._compile(train_loop)
+            def step(*tensors: tf.Tensor) -> Logs:
+                given = iter(tensors)
+                leaves = tf.nest.flatten(batch, expand_composites=True)
+                leaves = [next(given) if tf.is_tensor(leaf) else leaf for leaf in leaves]
+                data = tf.nest.pack_sequence_as(batch, leaves, expand_composites=True)
+                return self._run_alone("train", self._model.train_step, data)
+
+            logs, waited_s = program.run(step, take, num_steps)
+            none = tf.zeros([num_steps, 0], tf.float64)
+            return StepResult(logs, none, tf.zeros([num_steps], tf.float64), waited_s)
+
+        if not self._is_jitted or is_on(self._strategy, "GPU"):  # on which it was not measured
+            return self._compile(train_loop)
+        program = Program(size)
+        return self._compile(train_by_xla)
 
     def make_predict(self) -> tuple[Callable[[Any], Any], Pack]:
         """Returns the step of a prediction; see `make_predict_step`."""
@@ -340,20 +350,25 @@ class Steps:
         self, kind: str, own: Callable[..., Any], divided: Callable[..., Any]
     ) -> Callable[[Any], StepResult]:
         def step(iterator: BatchIterator) -> StepResult:
-            asked = _read_clock(self._strategy)
-            with tf.control_dependencies([asked]):
-                data, place = take_next(self._strategy, iterator)
-            with tf.control_dependencies(_list_tensors(data)):
-                came = _read_clock(self._strategy)
+            data, place, waited_s = self._take(iterator)
             if self.is_divided:
                 # Every operation waits for the data, so that none runs when the data have ended.
                 found = self._run(kind, divided, data, place, after=_list_tensors(data))
             else:
                 logs = self._run_alone(kind, own, data)
                 found = logs, tf.zeros([0], tf.float64), tf.zeros([], tf.float64)
-            return StepResult(*found, came - asked)
+            return StepResult(*found, waited_s)
 
         return step
+
+    def _take(self, iterator: BatchIterator) -> tuple[Batch, Any, tf.Tensor]:
+        """Returns the next batch, its place, and the seconds that it was waited for."""
+        asked = _read_clock(self._strategy)
+        with tf.control_dependencies([asked]):
+            data, place = take_next(self._strategy, iterator)
+        with tf.control_dependencies(_list_tensors(data)):
+            came = _read_clock(self._strategy)
+        return data, place, came - asked
 
     def _run_alone(self, kind: str, own: Callable[..., Any], data: Batch) -> Logs:
         if self._is_jitted:
