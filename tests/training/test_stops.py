@@ -12,6 +12,7 @@ import pytest
 
 import tfdist
 from tests import zoo
+from tfdist.training.fit.schedule import Progress
 from tfdist.training.step.model_variables import hash_weights
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
@@ -144,6 +145,27 @@ def test_a_training_that_begins_from_the_weights_of_another_one(tmp_path, caplog
     assert run("parts") == (expected[0], 8)
 
 
+def test_a_training_continues_whose_program_loads_what_it_has_saved(tmp_path, monkeypatch):
+    """A process that trains first from other weights than those that the checkpoints began from."""
+    saved = []
+
+    def run(directory, stop_at=0):
+        monkeypatch.setattr(Progress, "num_fits_of_all", 0)
+        trainer = tfdist.Trainer(_build, checkpoint_dir=str(tmp_path / directory))
+        if saved:
+            trainer.model.set_weights(saved[-1])
+        stop = StopAt(stop_at)
+        stop.request_stop = trainer.request_stop
+        trainer.fit(X, Y, batch_size=16, epochs=2, callbacks=[stop], verbose=0)
+        saved.append(trainer.model.get_weights())
+        return hash_weights(trainer.model), trainer.progress.resumed_from_step
+
+    expected, _ = run("whole")
+    saved.clear()
+    assert run("parts", stop_at=3) != (expected, None)
+    assert run("parts") == (expected, 3)
+
+
 def test_without_a_seed_other_weights_are_expected(tmp_path):
     def build():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
@@ -163,6 +185,7 @@ def test_without_a_seed_other_weights_are_expected(tmp_path):
 SCRIPT = """
 import os, signal, sys
 import keras, numpy as np, tfdist
+from tfdist.training.fit.schedule import Progress
 from tfdist.training.step.model_variables import hash_weights
 
 is_stopped, keeps, *directories = sys.argv[1] == "stop", sys.argv[2] == "keep", *sys.argv[3:]

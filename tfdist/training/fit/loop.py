@@ -298,12 +298,13 @@ class FitLoop:
     def _hash_beginning(self) -> str | None:
         """Returns a hash of the state from which `fit` begins; None if it does not matter.
 
-        The first `fit` of a new process may begin from other initial weights than before.
+        The first one of a process may begin from other initial weights, or those that it has saved.
         """
+        if not self._progress.num_fits_of_all:
+            return None
         if not self._progress.num_fits:
             return hash_changes(self._model.weights, self._progress.initial_values)
-        optimizer = self._model.optimizer
-        own = optimizer.variables if optimizer is not None else []
+        own = getattr(self._model.optimizer, "variables", [])
         return hash_values([*self._model.variables, *own])
 
     def _take_order(self, before: Mapping[str, Any]) -> None:

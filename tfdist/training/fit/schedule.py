@@ -5,6 +5,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import keras
 
@@ -26,6 +27,8 @@ class Progress:
       is_epoch_open: whether all steps of the current epoch are done, but its validation and end
         are not.
       was_stopped: whether the workers agreed to stop because one was asked to.
+      num_fits: calls of `fit` that have ended.
+      num_fits_of_all: those of all trainers of the process.
       initial_values: hashes of the initial weights, by path, if a seed decides what a program
         makes of them before it trains.
     """
@@ -39,12 +42,18 @@ class Progress:
     was_stopped: bool = False
     num_fits: int = 0
     initial_values: Mapping[str, str] = field(default_factory=dict)
+    num_fits_of_all: ClassVar[int] = 0
 
     def begin_fit(self) -> None:
         """Counts the steps of a call of `fit` from 0."""
         self.steps_before += self.step
         self.step = 0
         self.was_stopped = False
+
+    def end_fit(self) -> None:
+        """Counts a call of `fit`."""
+        self.num_fits += 1
+        Progress.num_fits_of_all += 1
 
 
 @dataclass

@@ -449,7 +449,7 @@ class Trainer(SingleBatches):
         )
         with self._ending_a_stopped_script():
             loop.run(verbose=verbose)
-        self.progress.num_fits += 1
+        self.progress.end_fit()
         return self.history
 
     def _ending_a_stopped_script(self) -> contextlib.AbstractContextManager[None]:
