@@ -987,8 +987,16 @@ def _normalize_and_drop(x):
     return keras.layers.Dense(4)(x)
 
 
+def _build_two_outputs():
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, {name: keras.layers.Dense(2)(inputs) for name in ("one", "other")})
+    model.compile(SGD(), {"one": "mse", "other": _mean_of_present})
+    return model
+
+
 INDIVISIBLE = {
     "a mean of some": Program(lambda: dense(loss=_mean_of_present, between=_normalize_and_drop)),
+    "a mean of some of one output": Program(_build_two_outputs, (X, {"one": Y, "other": Y})),
     "a centered batch after others": Program(
         lambda: dense(between=lambda x: Centered()(_normalize_and_drop(x)))
     ),

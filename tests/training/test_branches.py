@@ -1,4 +1,4 @@
-"""What depends on a branch of a replica's own mean is refused before the first step."""
+"""What depends on a branch of a replica's own numbers is refused before the first step."""
 
 import keras
 import numpy as np

@@ -69,6 +69,7 @@ def test_the_guard_leaves_no_trace(build):
 
 CULPRITS = {
     "a mean of some": "the loss '_mean_of_present' is not a mean over examples",
+    "a mean of some of one output": "the loss '_mean_of_present' is not a mean over examples",
     "a centered batch after others": "the layer 'centered.*' .Centered. combines the examples",
     "a centered batch": "the layer 'centered.*' .Centered. combines the examples",
     "Dice": "the loss 'dice' is not a mean over examples",
@@ -413,13 +414,40 @@ class NoisySGD(keras.optimizers.SGD):
         super().update_step(gradient + noise, variable, learning_rate)
 
 
+class Noise:
+    """A part of a model that Keras knows, apart from its numbers."""
+
+    def __call__(self, value=0.0):
+        return tf.reduce_sum(tf.cast(value, "float32")) * 0.0 + tf.random.normal([])
+
+
+class NoisyRegularizer(Noise, keras.regularizers.Regularizer):
+    pass
+
+
+class NoisyConstraint(Noise, keras.constraints.Constraint):
+    def __call__(self, value):
+        return value * super().__call__()
+
+
+class NoisyRate(Noise, keras.optimizers.schedules.LearningRateSchedule):
+    pass
+
+
+def _with_part(**parts):
+    return lambda: dense(between=keras.layers.Dense(4, **parts))
+
+
 @pytest.mark.parametrize(
     ("name", "build"),
-    {
-        r"The layer 'draws(_\d+)?' \(Draws\)": lambda: dense(between=Draws()),
-        "Functional": lambda: dense(NoisySGD(0.1)),
-    }.items(),
-    ids=["layer", "update"],
+    [
+        (r"The layer 'draws(_\d+)?' \(Draws\)", lambda: dense(between=Draws())),
+        ("Functional", lambda: dense(NoisySGD(0.1))),
+        ("Functional", _with_part(kernel_regularizer=NoisyRegularizer())),
+        ("Functional", _with_part(kernel_constraint=NoisyConstraint())),
+        ("Functional", lambda: dense(keras.optimizers.SGD(NoisyRate()))),
+    ],
+    ids=["layer", "update", "regularizer", "constraint", "schedule"],
 )
 def test_draws_of_tensorflow_are_refused(name, build):
     with pytest.raises(TfdistError, match=f"^{name} draws with TensorFlow's RandomStandardNormal"):

@@ -52,7 +52,7 @@ def test_a_loop_of_steps_gives_the_logs_of_each():
         for first in (0, ROWS)
     ]
     expected_weights = expected.get_weights()
-    found = steps.make_train_loop()(iterator, tf.constant(2))
+    found = steps.make_train_loop(3)(iterator, tf.constant(2))
     assert found.rows.numpy().tolist() == [ROWS, ROWS]
     np.testing.assert_allclose(found.logs["loss"][0], losses[0]["loss"], rtol=1e-5)
     assert zoo.largest_difference(model.get_weights(), expected_weights) < 1e-6

@@ -424,9 +424,14 @@ class Engine:
         count = self.workers.num_replicas
         return f"of {count} replicas" if count > 1 else "of one replica"
 
-    def _must_check(self, kind: str) -> bool:
+    @property
+    def _is_whole(self) -> bool:
+        """Whether each step computes its whole batch at once, as on one device."""
         is_one = self.workers.num_replicas == self.options.micro_batches == 1
-        if is_one and not self._traits.has_servers:
+        return is_one and not self._traits.has_servers
+
+    def _must_check(self, kind: str) -> bool:
+        if self._is_whole:
             return False
         is_sure = predicts_by_known_layers if kind == "predict" else is_known
         check = self.options.check
@@ -436,7 +441,8 @@ class Engine:
     def _check_trace(self, graph: tf.Graph) -> None:
         is_divided = self._traits.has_servers or self._steps.steps.is_divided
         is_jitted = self.model.jit_compile and is_divided
-        if self._must_check("train") or (is_jitted and self.options.check != "off"):
+        # Of known programs, too: their regularizers, schedules and the like are the user's code.
+        if self.options.check != "off" and (is_jitted or not self._is_whole):
             check_draws(list_operations(graph), self.model, with_xla=is_jitted)
 
     def list_state(self) -> list[keras.Variable]:

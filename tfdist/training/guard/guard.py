@@ -379,7 +379,7 @@ class Guard:
         part = "replica" if self._strategy.num_replicas_in_sync > 1 else "micro-batch"
         return TfdistError(
             f"Cannot divide a batch {self._describe()}: {name} is what {operation} makes of a "
-            f"{part}'s own mean, which may be on another side of a limit than that of the batch. "
+            f"{part}'s own numbers, which may be on another side of a limit than the batch's. "
             'Train on one device, or give check="off" to train anyway.'
         )
 

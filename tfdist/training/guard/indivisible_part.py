@@ -14,7 +14,12 @@ from tfdist.internals import Operation, get_keras_mask, set_keras_mask
 from tfdist.replacing import find_function, replaced
 from tfdist.training.guard.compare_steps import measure_gap
 from tfdist.training.replicas.compilation import describe_layer
-from tfdist.training.replicas.divisible import is_known_layer, is_of_batch, list_losses
+from tfdist.training.replicas.divisible import (
+    is_known_layer,
+    is_of_batch,
+    list_losses,
+    list_losses_of_outputs,
+)
 from tfdist.training.replicas.step_checks import overrides
 
 # The relative differences of a culprit, from the clearest on.
@@ -122,11 +127,9 @@ def _compare_halves(model: keras.Model, batch: Batch, *, gathers: bool) -> Itera
     added = [measure_mean(*each) for each in zip(*(each.added for each in passes), strict=True)]
     text = "a layer's add_loss is not a mean: add one value per example"
     yield _Suspect(Culprit(text), max(added, default=0.0))
-    for loss in list_losses(model):
-        values = [
-            float(tf.reduce_sum(loss(*(slice_batch(t, *cut) for t in (y, whole.outputs, weight)))))
-            for cut in cuts
-        ]
+    for path, loss in list_losses_of_outputs(model):
+        seen = [_take(t, path) for t in (y, whole.outputs, weight)]
+        values = [float(tf.reduce_sum(loss(*(slice_batch(t, *cut) for t in seen)))) for cut in cuts]
         text = f"the loss {loss.name!r} is not a mean over examples"
         yield _Suspect(Culprit(text, gathers), measure_mean(*values))
 
@@ -207,6 +210,13 @@ def _measure_halves(whole: Any, first: Any, second: Any) -> float:
         found = [tf.concat(halves, 0)] if is_by_row else halves
         largest = max([largest, *(measure_gap(each, of_whole) / size for each in found)])
     return largest
+
+
+def _take(structure: Any, path: Sequence[Any]) -> Any:
+    """Returns a part of a structure; weights may be those of all outputs."""
+    for key in path if keras.tree.is_nested(structure) else ():
+        structure = structure[key]
+    return structure
 
 
 def _list_rows(structure: Nested[tf.Tensor]) -> list[tf.Tensor]:

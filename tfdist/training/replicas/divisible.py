@@ -5,6 +5,7 @@ holds this list against what the guard finds.
 """
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -87,8 +88,13 @@ def is_of_batch(function: Any) -> bool:
 
 def list_losses(model: keras.Model) -> list[Any]:
     """Returns the losses with which a model was compiled and that are built."""
+    return [loss for _, loss in list_losses_of_outputs(model)]
+
+
+def list_losses_of_outputs(model: keras.Model) -> list[tuple[Sequence[Any], Any]]:
+    """Returns these losses with the keys that lead to their outputs."""
     compiled = getattr(model, "_compile_loss", None)
-    return [flat.loss for flat in getattr(compiled, "_flat_losses", None) or ()]
+    return [(flat.path, flat.loss) for flat in getattr(compiled, "_flat_losses", None) or ()]
 
 
 def _is_known_loss(loss: object) -> bool:
