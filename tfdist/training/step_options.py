@@ -12,8 +12,9 @@ class StepOptions(OptionGroup):
     """How a step is computed.
 
     Callbacks see each of the `steps_per_loop` steps with its logs, but after all of them: what they
-    change, such as a learning rate or `stop_training`, takes effect in the next loop. Unlike it,
-    `steps_per_execution` in Keras's `compile` decides how often callbacks are called.
+    change, such as a learning rate or `stop_training`, takes effect in the next loop.
+    `steps_per_execution` in Keras's `compile` runs several steps at a time as well, and decides how
+    often callbacks are called.
 
     `rematerialize` is for functional and sequential models, whose stages are chosen so that as
     little as possible stays in memory. `gather_outputs` is for losses such as
