@@ -259,13 +259,13 @@ def taking_part(
     last_words.keep(None)
     try:
         with last_words.waking_others(workers.count):
-            yield
-    except tf.errors.InvalidArgumentError as error:
-        unlike = _explain_mismatch(error, workers, name)
-        last_words.keep(_describe(unlike or error))
-        if unlike is None:
-            raise
-        raise unlike from error
+            try:
+                yield
+            except tf.errors.InvalidArgumentError as error:  # before this one waits for others
+                unlike = _explain_mismatch(error, workers, name)
+                if unlike is None:
+                    raise
+                raise unlike from error
     except LOST_PEER as error:
         last_words.keep("")  # the lost worker is to be named, not this one
         raise _explain_lost(error, workers, name, find_step) from error
@@ -284,14 +284,16 @@ def _explain_mismatch(
         return None
     with contextlib.suppress(tf.errors.OpError):
         context.context().set_config_key_value(f"{_IN_CALL}/{workers.index}", name)
-    for worker in range(workers.count):
-        other = _read_key(f"{_IN_CALL}/{worker}", workers)
-        if other not in (None, name):
-            return UnlikeWorkersError(
-                f"Worker {workers.index} is in `{name}` while worker {worker} is in `{other}`. "
-                "Call the same on every worker, in the same order, also in callbacks."
-            )
-    return None
+    others = [worker for worker in range(workers.count) if worker != workers.index]
+    calls = {worker: _read_key(f"{_IN_CALL}/{worker}", workers) for worker in others}
+    if all(call == name for call in calls.values()):
+        return None
+    told = [f"worker {worker} is in `{call}`" for worker, call in calls.items() if call]
+    other = next((text for text in told if not text.endswith(f"`{name}`")), None)
+    return UnlikeWorkersError(
+        f"Worker {workers.index} is in `{name}` while {other or 'another worker is not'}. "
+        "Call the same on every worker, in the same order, also in callbacks."
+    )
 
 
 def _explain_lost(
