@@ -288,10 +288,12 @@ def _explain_mismatch(
     calls = {worker: _read_key(f"{_IN_CALL}/{worker}", workers) for worker in others}
     if all(call == name for call in calls.values()):
         return None
-    told = [f"worker {worker} is in `{call}`" for worker, call in calls.items() if call]
-    other = next((text for text in told if not text.endswith(f"`{name}`")), None)
+    told = [
+        f"worker {each} is in `{call}`" for each, call in calls.items() if call not in (None, name)
+    ]
+    other = told[0] if told else "another worker is not"  # or has not told yet
     return UnlikeWorkersError(
-        f"Worker {workers.index} is in `{name}` while {other or 'another worker is not'}. "
+        f"Worker {workers.index} is in `{name}` while {other}. "
         "Call the same on every worker, in the same order, also in callbacks."
     )
 
