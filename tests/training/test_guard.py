@@ -22,6 +22,7 @@ from tests.training.programs import (
     dense,
 )
 from tfdist.errors import TfdistError
+from tfdist.training.guard.examples import choose_rows
 from tfdist.training.guard.guard import Guard
 from tfdist.training.replicas.divisible import is_known, predicts_by_known_layers
 
@@ -314,9 +315,10 @@ def test_a_loss_that_is_wrong_by_little_is_refused_by_name(gap):
     """A product of two means of the batch. The guard takes 7 of its examples, in parts of 4."""
 
     def measure(rows):
-        return np.mean((Y[rows] - outputs[rows]) ** 2), np.mean(Y[rows])
+        return np.mean((y[rows] - outputs[rows]) ** 2), np.mean(y[rows])
 
-    outputs = dense().predict(X[:7], verbose=0)
+    x, y = (leaf.numpy() for leaf in choose_rows((tf.constant(X[:8]), tf.constant(Y[:8])), 7))
+    outputs = dense().predict(x, verbose=0)
     error, size = measure(slice(7))
     parts = [(4 / 7, measure(slice(4))), (3 / 7, measure(slice(4, 7)))]
     share = gap * error / abs(error * size - sum(part * e * s for part, (e, s) in parts))

@@ -65,6 +65,7 @@ from tfdist.training.step_options import StepOptions
 from tfdist.training.workers.agreement import compare_weights
 from tfdist.training.workers.communication import Workers
 
+_SECOND_CHECK = 16  # the batch that is checked after the first one that can be
 _STEP_NAMES = {"train": "training step", "test": "evaluation step", "predict": "prediction step"}
 
 
@@ -114,7 +115,8 @@ class Engine:
         self.check_s = 0.0
         self._steps: Any = None
         self._prediction: Any = None
-        self._checked: set[str] = set()
+        self._next_checks: dict[str, float] = {}
+        self._guards: dict[str, Guard] = {}
         self._announced: set[tuple[str, str]] = set()
         self._num_batches: collections.Counter[str] = collections.Counter()
         self._compiled: tuple[Any, ...] = ()
@@ -307,7 +309,8 @@ class Engine:
             last, self._steps = self._steps or self._prediction, self._make_steps()
             if last is not None:
                 self._steps.keep_prediction(last)
-            self._checked.clear()
+            self._next_checks.clear()
+            self._guards.clear()
         return self._steps
 
     def _is_remade(self, kind: str) -> bool:
@@ -349,7 +352,8 @@ class Engine:
         return self._steps if self._is_same(self._list_compiled()) else None
 
     def _remake(self, steps: TrainingSteps, kind: str) -> bool:
-        self._checked.discard(kind)
+        self._next_checks.pop(kind, None)
+        self._guards.pop(kind, None)
         self._announced = {found for found in self._announced if found[0] != kind}
         return not self.options.shard_optimizer and steps.remake(kind)
 
@@ -373,7 +377,8 @@ class Engine:
         """Checks that a divided batch has the same result as a whole one on one device.
 
         Call it before each batch. It makes the copies of each variable equal, and checks the first
-        batch that can be divided, of the batches 1, 2, 3, 5, 9 and so on.
+        batch that can be divided, of the batches 1, 2, 3, 5, 9 and so on, and then fewer and fewer
+        others, which may show what the first one does not.
 
         Returns:
           An iterator that continues like the given one.
@@ -383,23 +388,27 @@ class Engine:
         is_in_parts = kind == "train" and self.options.micro_batches > 1 and not self.local_updates
         is_divided = self._strategy.num_replicas_in_sync > 1 and not self._traits.has_servers
         if not ((is_divided or is_in_parts) and self._must_check(kind)):
-            self._checked.add(kind)
+            self._next_checks[kind] = math.inf
             return iterator
-        # Looking ahead is slow. If no batch can be divided, fewer and fewer of them are looked at.
+        # Looking ahead is slow.
         count = self._num_batches[kind]
-        self._num_batches[kind] += 1
-        if count & (count - 1):
-            return iterator
+        self._next_checks[kind] = max(count + 1, 2 * count - 1)
         steps = self._steps or self._prediction
         batch, iterator = steps.look_ahead(iterator, adapter, of_training=kind == "train")
         if batch is None or not can_be_checked(batch, self._strategy, steps.steps):
             return iterator
-        self._checked.add(kind)
-        announce(f"Comparing the {_STEP_NAMES[kind]} {self._describe_replicas()} with one device")
+        self._next_checks[kind] = max(_SECOND_CHECK, 4 * count)
         began = time.perf_counter()
         try:
+            if guard := self._guards.get(kind):
+                guard.check_again(batch)
+                return iterator
+            name = _STEP_NAMES[kind]
+            announce(f"Comparing the {name} {self._describe_replicas()} with one device")
             options: Any = {"kind": kind, "generators": list_seed_generators(self.model)}
-            Guard(self.model, self._strategy, steps.steps, batch, **options).check()
+            guard = Guard(self.model, self._strategy, steps.steps, batch, **options)
+            guard.check()
+            self._guards[kind] = guard
             if steps.steps.scales_sums(kind):
                 steps.remake(kind)
         finally:
@@ -407,12 +416,13 @@ class Engine:
         return iterator
 
     def is_checked(self, kind: str) -> bool:
-        """Returns whether `check_division` has nothing left to check.
+        """Returns whether `check_division` has nothing to check in the next batch.
 
         Call it before each batch, as it makes the copies of each variable equal.
         """
         spread_raw_writes()
-        return kind in self._checked
+        self._num_batches[kind] += 1
+        return self._num_batches[kind] < self._next_checks.get(kind, 0)
 
     def announce_first(self, kind: str, what: str) -> None:
         """Announces work such as "Tracing" before the first step of a kind, once for each trace."""

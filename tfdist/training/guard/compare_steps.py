@@ -64,6 +64,12 @@ def is_rounding(divided: Outcome, whole: Outcome, moved: Outcome) -> bool:
     return found is None
 
 
+def is_finite(outcome: Outcome) -> bool:
+    """Returns whether all logs and gradients are finite."""
+    numbers = [*outcome.logs.values(), *outcome.gradients.values()]
+    return all(np.isfinite(np.asarray(each, "float64")).all() for each in numbers)
+
+
 def find_clear_difference(divided: Outcome, whole: Outcome, moved: Outcome) -> str | None:
     """Describes a difference that is too large for rounding in float32; None if there is none.
 
@@ -71,8 +77,7 @@ def find_clear_difference(divided: Outcome, whole: Outcome, moved: Outcome) -> s
       divided, whole: the outcomes to compare.
       moved: the whole batch computed with slightly moved weights.
     """
-    numbers = [*divided.logs.values(), *divided.gradients.values()]
-    if not all(np.isfinite(np.asarray(each, "float64")).all() for each in numbers):
+    if not is_finite(divided):
         return None  # An overflow, which float64 may not have.
     tolerance = _CLEARLY_BEYOND_TOLERANCE * FLOAT32_TOLERANCE
     return find_difference(divided, whole, tolerance, moved, moves=_CLEARLY_BEYOND_MOVES)

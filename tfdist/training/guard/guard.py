@@ -8,7 +8,7 @@ the outputs of a prediction likewise.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.aliases import Batch
-from tfdist.errors import TfdistError, shorten_error
+from tfdist.errors import TfdistError, TrainingError, shorten_error
 from tfdist.graphs import list_operations
 from tfdist.internals import context
 from tfdist.placement.shards.divided import find_divided
@@ -28,14 +28,15 @@ from tfdist.training.guard.compare_steps import (
     find_clear_difference,
     find_difference,
     find_precision,
+    is_finite,
     is_rounding,
     list_different_states,
 )
+from tfdist.training.guard.examples import choose_rows, count_rows, weigh
 from tfdist.training.guard.indivisible_part import (
     Culprit,
     find_culprit,
     find_loss_of_batch,
-    slice_batch,
 )
 from tfdist.training.inputs.data_adapter import is_on
 from tfdist.training.inputs.data_errors import describe_value
@@ -46,6 +47,8 @@ from tfdist.training.workers.communication import LOST_PEER
 
 # So many examples per replica show the same as all of them.
 _ROWS = 8
+# What a counter that is 0 is set to, to show what comes later; not a multiple of a usual interval.
+_LATE = 1_000_003
 # TensorFlow's stateful random operations; those of Keras's generators are stateless.
 DRAWS = {
     *("Multinomial", "ParameterizedTruncatedNormal", "RandomGammaV2", "RandomGamma"),
@@ -66,7 +69,7 @@ def can_be_checked(batch: Batch, strategy: tf.distribute.Strategy, steps: Steps)
 
     If it has fewer than replicas, each of them gets all examples, and there is nothing to check.
     """
-    return _count_rows(batch) >= strategy.num_replicas_in_sync * steps.options.micro_batches
+    return count_rows(batch) >= strategy.num_replicas_in_sync * steps.options.micro_batches
 
 
 def check_draws(nodes: Iterable[Any], model: keras.Model, *, with_xla: bool = False) -> None:
@@ -110,6 +113,7 @@ class _Trace(NamedTuple):
       run_whole: the step without micro-batches.
       handles: those of the variables that it uses.
       names: names of the states to compare, by the places of their handles.
+      switches: groups of numbers that the program may change: id of the handle -> name.
       operations: the types of its operations; none if it runs eagerly.
     """
 
@@ -117,6 +121,7 @@ class _Trace(NamedTuple):
     run_whole: Any
     handles: list[Any]
     names: dict[int, str]
+    switches: list[dict[int, str]]
     operations: list[str]
 
 
@@ -144,11 +149,13 @@ class Guard:
         self._generators = generators
         self._scales_sums = steps.scales_sums(kind)
         self._micro_batches = steps.options.micro_batches if kind == "train" else 1
+        self._switched: set[int] = set()
+        self._is_first = True
         replicas = strategy.num_replicas_in_sync
-        own = min(_count_rows(batch) // replicas, max(_ROWS, 2 * self._micro_batches))
+        own = min(count_rows(batch) // replicas, max(_ROWS, 2 * self._micro_batches))
         # Parts of different sizes show more, for example whether a state is the mean over examples.
-        rows = own * replicas - (own > self._micro_batches)
-        self._batch = _weigh(slice_batch(batch, 0, rows))
+        self._rows = rows = own * replicas - (own > self._micro_batches)
+        self._batch = weigh(choose_rows(batch, rows))
         self._whole = [(0, rows)] * replicas
         self._parts = [(r * own, min((r + 1) * own, rows)) for r in range(replicas)]
 
@@ -167,11 +174,49 @@ class Guard:
             if culprit is not None:
                 raise self._refuse("the loss", culprit)
         self._step = self._trace()
-        text, states = self._find_difference()
-        if text is not None:
-            raise self._refuse(text, find_culprit(self._model, self._batch, states))
+        self._compare()
         if self._steps.branches:
             raise self._refuse_branches()
+
+    def check_again(self, batch: Batch) -> None:
+        """Runs the step with another batch, which may show what the first one did not.
+
+        Raises:
+          TrainingError: the results differ, so those of the steps before may be wrong.
+        """
+        if count_rows(batch) < self._rows:
+            return
+        self._batch = weigh(choose_rows(batch, self._rows))
+        self._is_first = False
+        self._compare()
+
+    def _compare(self) -> None:
+        text, states = self._find_difference()
+        for switches in self._step.switches:
+            if text is None:
+                text, states = self._find_difference_once_switched(switches)
+        if text is not None:
+            raise self._refuse(text, find_culprit(self._model, self._batch, states))
+
+    def _find_difference_once_switched(self, switches: dict[int, str]) -> _Difference:
+        """Compares again with other values of numbers that are still 0.
+
+        A term of the loss whose factor is still 0 shows nothing, and one that begins after some
+        steps.
+        """
+        zeros = [h for h in self._step.handles if id(h) in switches and not np.any(_read(h))]
+        if not zeros:
+            return _SAME
+        self._switched = {id(handle) for handle in zeros}
+        try:
+            if not is_finite(self._compute(self._whole)):
+                return _SAME
+            text, states = self._find_difference()
+        except TfdistError:
+            return _SAME  # a state that the program never has, such as a place beyond a table
+        finally:
+            self._switched = set()
+        return f"once {switches[id(zeros[0])]} is not 0, {text}" if text else None, states
 
     def _find_difference(self) -> _Difference:
         """Compares the divided with the whole batch, and scales sums if this makes them equal."""
@@ -188,7 +233,7 @@ class Guard:
         sum_tolerance = min(tolerance, _OF_SUMS)
         if tolerance == FLOAT32_TOLERANCE:
             if is_rounding(divided, whole, moved) or self._is_right_with_scaled_sums(
-                whole, sum_tolerance, moved
+                lambda scaled: is_rounding(scaled, whole, moved)
             ):
                 return _SAME
             clear = None if self._uses_tf32() else find_clear_difference(divided, whole, moved)
@@ -199,7 +244,9 @@ class Guard:
                 return exact
             tolerance = _UNSURE_IN_TF32 if self._uses_tf32() else _UNSURE
         text = find_difference(divided, whole, tolerance, moved)
-        if text is None or self._is_right_with_scaled_sums(whole, sum_tolerance, moved):
+        if text is None or self._is_right_with_scaled_sums(
+            lambda scaled: find_difference(scaled, whole, sum_tolerance, moved) is None
+        ):
             return _SAME
         return text, list_different_states(divided, whole, tolerance, moved)
 
@@ -222,32 +269,35 @@ class Guard:
                 "log_tolerance": FLOAT32_TOLERANCE,
             }
             text = find_difference(divided, whole, _IN_FLOAT64, **share)
-            if text is None or self._is_right_with_scaled_sums(whole, _IN_FLOAT64, **share):
+            if text is None or self._is_right_with_scaled_sums(
+                lambda scaled: find_difference(scaled, whole, _IN_FLOAT64, **share) is None
+            ):
                 return _SAME
             return text, list_different_states(divided, whole, _IN_FLOAT64)
         return None
 
-    def _is_right_with_scaled_sums(
-        self, whole: Outcome, tolerance: float, moved: Outcome | None, **options: Any
-    ) -> bool:
+    def _is_right_with_scaled_sums(self, is_right: Callable[[Outcome], bool]) -> bool:
         """Returns whether scaled sums make both equal; if so, all later traces scale them.
 
         Sums over the whole batch need no scale. Scaled counts of similar parts are almost right,
         so only rounding may remain.
+
+        Args:
+          is_right: whether the divided batch with scaled sums has the whole batch's outcome.
         """
         steps, kind = self._steps, self._kind
-        if kind == "predict" or steps.scales_sums(kind) or not steps.can_scale_sums:
+        is_late = not self._is_first  # The steps before were without scales.
+        if kind == "predict" or steps.scales_sums(kind) or not steps.can_scale_sums or is_late:
             return False
-        self._scales_sums, is_right = True, False
+        self._scales_sums, scales = True, False
         try:
-            divided = self._compute(self._parts)
-            is_right = find_difference(divided, whole, tolerance, moved, **options) is None
+            scales = is_right(self._compute(self._parts))
         except TfdistError:
             pass  # the first difference says more
         finally:
-            self._scales_sums = False
-        steps.scale_sums(kind, scales=is_right)
-        return is_right
+            self._scales_sums = scales
+        steps.scale_sums(kind, scales=scales)
+        return scales
 
     def _uses_tf32(self) -> bool:
         """Returns whether products in float32 may be rounded to 10 bits, on some paths only."""
@@ -300,7 +350,27 @@ class Guard:
             for place, handle in enumerate(handles)
             if id(handle) not in others and _get_dtype(handle) != tf.string
         }
-        return _Trace(run, run_whole, handles, names, [node.op for node in nodes])
+        switches = self._find_switches(handles, names)
+        return _Trace(run, run_whole, handles, names, switches, [node.op for node in nodes])
+
+    def _find_switches(self, handles: list[Any], names: dict[int, str]) -> list[dict[int, str]]:
+        """Returns the numbers, flags and counters that are not trained, by their handles' ids.
+
+        On several workers, counters are left out: one may be a place in a table, and the error of
+        a worker that looks beyond it would end the others' sums.
+        """
+        trained = self._find_handles(self._model.trainable_variables)
+        numbers: dict[int, str] = {}
+        counters: dict[int, str] = {}
+        for place, name in names.items():
+            handle = handles[place]
+            if id(handle) in trained or _get_shape(handle).rank != 0:
+                continue
+            is_counter = _get_dtype(handle).is_integer
+            own = "a counter" if is_counter else "a number"
+            path = own if name.startswith("of the step#") else repr(name.partition("#")[0])
+            (counters if is_counter else numbers)[id(handle)] = path
+        return [numbers] if find_traits(self._strategy).has_workers else [numbers, counters]
 
     def _compute(self, bounds: list[tuple[int, int]], *, moved_by: float = 0.0) -> Outcome:
         """Returns what the step computes if each replica has the examples within its bounds.
@@ -314,7 +384,12 @@ class Guard:
         with self._without_effect(), _without_graph_optimizers():
             if moved_by:
                 move_weights(self._model, self._strategy, moved_by)
-                batch = tf.nest.map_structure(lambda leaf: _move(leaf, moved_by), batch)
+                batch = tf.nest.map_structure(lambda leaf: _move_fractions(leaf, moved_by), batch)
+            for handle in step.handles:
+                if id(handle) in self._switched:
+                    dtype = _get_dtype(handle)
+                    is_counter = dtype.is_integer
+                    _write(handle, tf.cast(min(_LATE, dtype.max) if is_counter else 1, dtype))
             if self._kind != "predict":  # which uses none, so that they would not be restored
                 self._steps.reset_metrics()
             with self._explaining():
@@ -368,11 +443,14 @@ class Guard:
         instead = f"{gather}train on one device"
         if self._steps.options.micro_batches > 1:
             instead = "leave out `micro_batches`"
-        return TfdistError(
+        text = (
             f"Cannot divide a batch {self._describe()}: {found} depends on which examples are "
             f"together ({culprit.text}). Make it a mean over the examples, {instead}, or give "
             'check="off" to train anyway.'
         )
+        if self._is_first:
+            return TfdistError(text)
+        return TrainingError(f"{text} The batches before did not show it.")
 
     def _refuse_branches(self) -> TfdistError:
         name, operation = next(iter(self._steps.branches.items()))
@@ -430,6 +508,12 @@ def _move(leaf: tf.Tensor, share: float, seed: tf.Tensor | int = 0) -> Any:
     return leaf * tf.cast(1 + share * signs, leaf.dtype)
 
 
+def _move_fractions(leaf: tf.Tensor, share: float) -> Any:
+    """Moves the numbers of a batch, except those that may stand for a class, a mask or a place."""
+    moved = _move(leaf, share)
+    return moved if moved is leaf else tf.where(leaf == tf.round(leaf), leaf, moved)
+
+
 class _Float64(keras.DTypePolicy):
     """Computes in float64 from weights in float32."""
 
@@ -444,22 +528,6 @@ class _Float64(keras.DTypePolicy):
 def _to_float64(leaf: tf.Tensor) -> Any:
     is_floating = isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating
     return tf.cast(leaf, tf.float64) if is_floating else leaf
-
-
-def _weigh(batch: Batch) -> Batch:
-    """Returns a batch that is not without weight, in which no loss would show anything."""
-    if not (isinstance(batch, tuple) and len(batch) == 3):
-        return batch
-    x, y, weights = batch
-    leaves = [leaf for leaf in tf.nest.flatten(weights) if leaf is not None]
-    if not leaves or any(np.any(leaf) for leaf in leaves):
-        return batch
-    return x, y, tf.nest.map_structure(lambda w: w if w is None else tf.ones_like(w), weights)
-
-
-def _count_rows(batch: Batch) -> int:
-    leaves = [t for t in tf.nest.flatten(batch) if t is not None and t.shape.rank]
-    return int(leaves[0].shape[0])
 
 
 def _hide_rows(leaf: tf.Tensor) -> Any:
@@ -477,6 +545,10 @@ def _list_handles(graphs: Sequence[Any]) -> list[tf.Tensor]:
 
 def _get_dtype(handle: tf.Tensor) -> tf.DType:
     return tf.as_dtype(handle._handle_data.shape_and_type[0].dtype)
+
+
+def _get_shape(handle: tf.Tensor) -> tf.TensorShape:
+    return tf.TensorShape(handle._handle_data.shape_and_type[0].shape)
 
 
 def _read(handle: tf.Tensor) -> tf.Tensor:

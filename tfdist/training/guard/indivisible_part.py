@@ -13,6 +13,7 @@ from tfdist.aliases import Batch, Nested
 from tfdist.internals import Operation, get_keras_mask, set_keras_mask
 from tfdist.replacing import find_function, replaced
 from tfdist.training.guard.compare_steps import measure_gap
+from tfdist.training.guard.examples import slice_batch
 from tfdist.training.replicas.compilation import describe_layer
 from tfdist.training.replicas.divisible import (
     is_known_layer,
@@ -222,10 +223,3 @@ def _take(structure: Any, path: Sequence[Any]) -> Any:
 def _list_rows(structure: Nested[tf.Tensor]) -> list[tf.Tensor]:
     leaves = [leaf for leaf in keras.tree.flatten(structure) if tf.is_tensor(leaf)]
     return [tf.cast(t, "float64") for t in leaves if t.shape.rank and t.dtype != tf.string]
-
-
-def slice_batch(batch: Batch, first: int, last: int) -> Any:
-    """Returns some examples of a batch; None and scalars stay as they are."""
-    return tf.nest.map_structure(
-        lambda t: t if t is None or t.shape.rank == 0 else t[first:last], batch
-    )
