@@ -165,7 +165,8 @@ PRIVATE_ATTRIBUTES = {
     "keras.layers.BatchNormalization": ("_reduction_axes",),
     "keras.Variable": ("_maybe_autocast",),
     "keras.optimizers.Adam": (
-        *("_apply_weight_decay", "_backend_update_step", "_clip_gradients", "_get_variable_index"),
+        *("_accumulated_gradients", "_apply_weight_decay", "_backend_reset_gradient_accumulators"),
+        *("_backend_update_step", "_clip_gradients", "_get_variable_index", "_iterations"),
         *("_distribution_strategy", "_learning_rate", "_model_variables_moving_average"),
         *("_momentums", "_trainable_variables", "_update_model_variables_moving_average"),
         "_velocities",

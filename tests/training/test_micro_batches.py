@@ -184,14 +184,3 @@ def test_sparse_examples_are_refused():
     trainer = zoo.make_trainer(build, strategy=zoo.STRATEGIES["one_device"](), micro_batches=2)
     with pytest.raises(TfdistError, match=r"Cannot split sparse tensors.*tf.sparse.to_dense"):
         trainer.fit(data)
-
-
-@pytest.mark.parametrize("options", [{"micro_batches": 2}, {"rematerialize": True}], ids=str)
-def test_an_optimizer_that_accumulates_gradients_is_refused_in_steps_that_are_not_keras_s(options):
-    def build():
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.Adam(gradient_accumulation_steps=2), "mse")
-        return model
-
-    with pytest.raises(TfdistError, match="gradient_accumulation_steps, which Keras cannot run"):
-        zoo.make_trainer(build, strategy=zoo.STRATEGIES["one_device"](), **options)

@@ -333,6 +333,11 @@ def _check(optimizers: Sequence[Any], slots: Sequence[keras.Variable]) -> None:
                 f"`shard_optimizer` does not support {name} with use_ema: every replica updates "
                 "the averages. Leave one of them out."
             )
+        if getattr(optimizer, "gradient_accumulation_steps", None):
+            raise TfdistError(
+                f"`shard_optimizer` does not support {name} with gradient_accumulation_steps: its "
+                "state is updated under a condition. Leave one of them out."
+            )
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             raise TfdistError(
                 "`shard_optimizer` does not support a loss scale. Leave it out, or use "

@@ -26,7 +26,7 @@ from tfdist.training.inputs.data_adapter import (
 from tfdist.training.kinds.base import StepLogs, TrainingSteps
 from tfdist.training.replicas.compilation import explain_step_errors
 from tfdist.training.replicas.metrics import flatten_logs
-from tfdist.training.replicas.optimizers import count_without_gradient, list_optimizers
+from tfdist.training.replicas.optimizers import list_optimizers, make_step_without_gradient
 from tfdist.training.replicas.random_layers import count_draws, list_seed_generators
 from tfdist.training.replicas.step_checks import overrides
 from tfdist.training.step.steps import StepResult, Steps
@@ -263,10 +263,7 @@ class SynchronousSteps(TrainingSteps):
         """
         if not self.steps.is_divided or self.steps.is_eager or self._model.jit_compile:
             return
-
-        def count() -> None:
-            count_without_gradient(self._model)
-
+        count = make_step_without_gradient(self._model, self._strategy)
         tf.function(lambda: self._strategy.run(count), autograph=False)()
         if not self._num_trained:  # a run that continued right at the end of its first epoch
             generators = list_seed_generators(self._model)

@@ -195,16 +195,13 @@ def _update(
 ) -> None:
     """Updates variables as Keras 3.15 does, but in replica context.
 
-    Keras overwrites the weights with their average under a condition, where no strategy allows a
-    replica to update a variable.
+    Keras overwrites the weights with their average, and updates those whose gradients it has
+    accumulated, under a condition, where no strategy allows a replica to update a variable.
     """
-    if optimizer.clipnorm is None:
-        flat, restore = flatten_parts(grads)
-        grads = restore(optimizer._clip_gradients(flat))
-    else:  # the norm of each whole gradient
-        grads = optimizer._clip_gradients(grads)
-    optimizer._apply_weight_decay(variables)
-    optimizer._backend_update_step(grads, variables, optimizer.learning_rate)
+    if optimizer.gradient_accumulation_steps:
+        _accumulate(optimizer, grads, variables)
+    else:
+        _update_weights(optimizer, grads, variables)
     if not optimizer.use_ema:
         return
     averaged = optimizer._trainable_variables
@@ -228,6 +225,57 @@ def _update(
     tf.distribute.get_replica_context().merge_call(overwrite, args=(is_due,))
 
 
+def _update_weights(
+    optimizer: keras.Optimizer, grads: Gradients, variables: Sequence[keras.Variable]
+) -> None:
+    if optimizer.clipnorm is None:
+        flat, restore = flatten_parts(grads)
+        grads = restore(optimizer._clip_gradients(flat))
+    else:  # the norm of each whole gradient
+        grads = optimizer._clip_gradients(grads)
+    optimizer._apply_weight_decay(variables)
+    optimizer._backend_update_step(grads, variables, optimizer.learning_rate)
+
+
+def _accumulate(
+    optimizer: keras.Optimizer, grads: Gradients, variables: Sequence[keras.Variable]
+) -> None:
+    """Adds up the gradients of several steps; in the last one, updates by their mean."""
+    steps = optimizer.gradient_accumulation_steps
+    is_last = tf.equal((tf.convert_to_tensor(optimizer._iterations) + 1) % steps, 0)
+    # Of some variables, this step may have no gradient.
+    given = {optimizer._get_variable_index(v): g for v, g in zip(variables, grads, strict=True)}
+    held = {i: a for i, a in enumerate(optimizer._accumulated_gradients) if a is not None}
+    totals = {
+        i: tf.convert_to_tensor(a) + given[i] if i in given else tf.convert_to_tensor(a)
+        for i, a in held.items()
+    }
+
+    def update(
+        strategy: tf.distribute.Strategy, is_last: tf.Tensor, totals: dict[int, tf.Tensor]
+    ) -> None:
+        now = strategy.experimental_local_results(is_last)[0]
+
+        def update_weights(totals: dict[int, tf.Tensor]) -> None:
+            means = [totals[i] / steps for i in given]
+            _update_weights(optimizer, means, variables)
+
+        def update_all() -> tf.Tensor:
+            strategy.extended.call_for_each_replica(update_weights, args=(totals,))
+            return now
+
+        tf.cond(now, update_all, lambda: now)
+        for i, accumulator in held.items():
+            strategy.extended.update(
+                accumulator.value,
+                lambda v, total, ends: v.assign(tf.where(ends, tf.zeros_like(total), total)),
+                args=(totals[i], is_last),
+                group=False,
+            )
+
+    tf.distribute.get_replica_context().merge_call(update, args=(is_last, totals))
+
+
 def list_optimizers(model: keras.Model) -> list[BaseOptimizer]:
     """Returns the optimizers that a model holds, each once, the compiled one first.
 
@@ -238,10 +286,13 @@ def list_optimizers(model: keras.Model) -> list[BaseOptimizer]:
     return list({id(o): o for o in leaves if isinstance(o, BaseOptimizer)}.values())
 
 
-def count_without_gradient(model: keras.Model) -> None:
-    """Makes a model's optimizers do their part of a step that has no gradient.
+def make_step_without_gradient(
+    model: keras.Model, strategy: tf.distribute.Strategy
+) -> Callable[[], None]:
+    """Returns what a model's optimizers do on a replica in a step that has no gradient.
 
-    They count the step and decay the weights.
+    They count the step and decay the weights. Those that accumulate gradients decay only in the
+    last step of a sum, which then begins anew, and do not count if their update reads the count.
     """
     parts = [
         part
@@ -250,9 +301,39 @@ def count_without_gradient(model: keras.Model) -> None:
         # An optimizer that scales the loss does nothing before it has checked the gradients.
         if part.built and not isinstance(part, keras.optimizers.LossScaleOptimizer)
     ]
-    for part in parts:
-        part._apply_weight_decay(part._trainable_variables)
-        part.iterations.assign_add(1)
+    accumulating = [part for part in parts if part.gradient_accumulation_steps]
+    waiting = [part for part in accumulating if _reads_count(part, strategy)]
+    unfinished = [
+        part
+        for part in accumulating
+        if (int(part._iterations.numpy()) + 1) % part.gradient_accumulation_steps
+    ]
+
+    def count() -> None:
+        for part in parts:
+            if part not in unfinished:
+                part._apply_weight_decay(part._trainable_variables)
+                if part in accumulating:
+                    part._backend_reset_gradient_accumulators()
+            if part not in waiting:
+                part._iterations.assign_add(1)
+
+    return count
+
+
+def _reads_count(optimizer: keras.Optimizer, strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether an optimizer's update depends on the number of the step."""
+
+    def update() -> None:
+        variables = optimizer._trainable_variables
+        zeros = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
+        with gradients_already_reduced():
+            optimizer._backend_update_step(zeros, variables, optimizer.learning_rate)
+
+    trace = tf.function(lambda: strategy.run(update), autograph=False).get_concrete_function()
+    read = {id(handle) for handle, _ in trace.graph.captures}
+    copies = strategy.experimental_local_results(optimizer._iterations.value)
+    return any(id(copy.handle) in read for copy in copies)
 
 
 def _iterate(value: object) -> Iterator[Any]:

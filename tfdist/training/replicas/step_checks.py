@@ -199,14 +199,14 @@ def check_program(
             "compile(), and tf.config.run_functions_eagerly."
         )
     optimizers = [get_inner_optimizer(o) for o in list_optimizers(model)]
-    is_alone = not (has_replicas or options.changes_gradient or is_placed)
-    if not is_alone and any(o.gradient_accumulation_steps for o in optimizers):
+    is_apart = _trains_apart(strategy, num_workers)
+    if is_apart and any(o.gradient_accumulation_steps for o in optimizers):
         raise TfdistError(
-            "The optimizer has gradient_accumulation_steps, which Keras cannot run under "
-            "tf.distribute. Leave it out, and give the trainer micro_batches."
+            f"{name} does not support gradient_accumulation_steps: each worker makes its own "
+            "steps. Leave it out, or use another strategy."
         )
     is_scaling = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
-    if is_scaling and _trains_apart(strategy, num_workers):
+    if is_scaling and is_apart:
         raise TfdistError(
             f"{name} does not support `precision=mixed_float16` or a loss scale: each worker would "
             "scale its loss independently. Use mixed_bfloat16 or float32."

@@ -37,9 +37,9 @@ from tfdist.training.replicas.metrics import (
     is_sum_of_batches,
 )
 from tfdist.training.replicas.optimizers import (
-    count_without_gradient,
     gradients_already_reduced,
     list_optimizers,
+    make_step_without_gradient,
     scale_gradient,
 )
 from tfdist.training.servers.batches import (
@@ -313,7 +313,7 @@ class AsynchronousSteps(TrainingSteps):
             tf.device(self._slots.device),
             self._tables.updating(self._strategy),
         ):
-            count_without_gradient(self._model)
+            make_step_without_gradient(self._model, self._strategy)()
 
     def _add_counts(self, counts: Sequence[tf.Tensor]) -> None:
         for shard, row in zip(self._worker.counted, counts, strict=True):
