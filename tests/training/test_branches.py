@@ -277,3 +277,103 @@ def test_a_loss_with_branches_for_each_example_is_divided():
     found = trainer.fit(X, Y, epochs=1, batch_size=16, shuffle=False, verbose=0).history["loss"]
     expected = build().fit(X, Y, epochs=1, batch_size=16, shuffle=False, verbose=0)
     assert found == pytest.approx(expected.history["loss"], rel=1e-6)
+
+
+class Scales(keras.Model):
+    """Scales its gradients by a factor that depends on a number with a limit."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.score = keras.metrics.Mean(name="score")
+        self.flag = self.add_weight(
+            shape=(), initializer="zeros", dtype="bool", trainable=False, name="flag"
+        )
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.score.update_state(tf.reduce_mean(x))
+        factor = tf.cast(self.choose(self, x), loss.dtype)
+        pairs = zip([factor * g for g in gradients], self.trainable_variables, strict=True)
+        self.optimizer.apply_gradients(pairs)
+        return {"loss": loss}
+
+
+def _by_mean(model, x):
+    return tf.where(tf.reduce_mean(x) > 0.75, 1.0, 0.0)
+
+
+def _by_result(model, x):
+    return tf.where(model.score.result() > 0.9, 1.0, 0.0)
+
+
+def _by_result_in_branch(model, x):
+    return tf.cond(model.score.count > 0.0, lambda: tf.round(model.score.result()), lambda: 1.0)
+
+
+def _by_total(model, x):
+    return tf.where(model.score.total < 1.25, 1.0, 0.0)
+
+
+def _by_rate(model, x):
+    model.optimizer.learning_rate.assign(tf.where(tf.reduce_mean(x) > 0.75, 0.01, 0.1))
+    return 1.0
+
+
+def _by_flag(model, x):
+    model.flag.assign(tf.logical_or(model.flag, tf.reduce_mean(x) < 0.75))
+    return tf.where(model.flag, 0.0, 1.0)
+
+
+def _repeat(model, x):
+    with tf.GradientTape() as tape:
+        weight = model.trainable_variables[0]
+        _, total = tf.while_loop(
+            lambda n, _: n < 2, lambda n, t: [n + 1, t + tf.reduce_sum(weight**2)], [0, 0.0]
+        )
+    return 1.0 + 0.1 * tf.reduce_mean(tape.gradient(total, weight))
+
+
+def _scale(choose, strategy, **options):
+    def build():
+        model = dense(cls=Scales)
+        model.choose = choose
+        return model
+
+    trainer = zoo.make_trainer(build, strategy=zoo.STRATEGIES[strategy](), **options)
+    trainer.fit(X, Y, epochs=2, batch_size=16, shuffle=False, verbose=0)
+    return [weight.numpy() for weight in trainer.model.trainable_variables]
+
+
+@pytest.mark.parametrize(
+    ("choose", "text"),
+    [
+        (_by_mean, "the gradient is what SelectV2"),
+        (_by_result, "the gradient is what SelectV2"),
+        (_by_result_in_branch, "the gradient is what"),
+        (_by_total, "the gradient is what SelectV2"),
+        (_by_rate, "learning_rate is what SelectV2"),
+        (_by_flag, "flag is what Less"),
+    ],
+)
+def test_gradients_and_states_that_are_no_means_are_searched(choose, text):
+    with pytest.raises(TfdistError, match=text):
+        _scale(choose, "mirrored-2")
+    found, expected = _scale(choose, "mirrored-2", check="off"), _scale(choose, "one_device")
+    assert zoo.largest_difference(found, expected) > 1e-4
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda model, x: tf.where(model.optimizer.iterations < 1, 0.5, 1.0),
+        lambda model, x: tf.where(model.flag, 0.5, 1.0),
+        _repeat,
+    ],
+    ids=["of the step", "of a state", "of a loop with a gradient"],
+)
+def test_gradients_may_depend_on_what_all_replicas_have(choose):
+    found, expected = _scale(choose, "mirrored-2"), _scale(choose, "one_device")
+    assert zoo.largest_difference(found, expected) < 1e-5

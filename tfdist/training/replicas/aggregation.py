@@ -13,6 +13,8 @@ from tfdist.internals import AggregatingVariable, DistributedVariable
 from tfdist.replacing import find_function, replaced
 from tfdist.training.replicas.optimizers import list_optimizers
 
+_MEAN, _FIRST = tf.VariableAggregation.MEAN, tf.VariableAggregation.ONLY_FIRST_REPLICA
+
 Agree = Callable[[tf.Tensor, tf.Variable], tf.Tensor]
 
 
@@ -46,16 +48,17 @@ def aggregating(agree: Agree, model: keras.Model) -> Iterator[None]:
 
     Args:
       agree: a replica's value and the variable -> the value that all replicas assign.
-      model: the model. Its optimizers and batch normalization assign equal values anyway.
+      model: the model. Its optimizers and batch normalization assign equal values anyway, but a
+        learning rate is assigned by the program.
     """
 
     def wrap(original: Callable[..., Any]) -> Any:
         @functools.wraps(original)
         def assign(variable: tf.Variable, value: tf.Tensor, *args: Any, **kwargs: Any) -> Any:
             set_aggregation(variable)
-            is_mean = variable._aggregation == tf.VariableAggregation.MEAN
+            is_one = variable._aggregation in (_MEAN, _FIRST)
             is_in_replica = not tf.distribute.in_cross_replica_context()
-            if is_mean and is_in_replica and id(variable) not in _list_equal(model):
+            if is_one and is_in_replica and id(variable) not in _list_equal(model):
                 value = agree(tf.convert_to_tensor(value, variable.dtype), variable)
             return original(variable, value, *args, **kwargs)
 
@@ -73,10 +76,11 @@ def _list_equal(model: keras.Model) -> set[int]:
     holders: list[Any] = list(list_optimizers(model))
     layers = model._flatten_layers()
     holders += [a for a in layers if isinstance(a, keras.layers.BatchNormalization)]
-    return {id(variable.value) for holder in holders for variable in holder.variables}
+    own = [variable for holder in holders for variable in holder.variables]
+    return {id(variable.value) for variable in own if variable.name != "learning_rate"}
 
 
 def _choose(dtype: tf.DType | np.dtype | None) -> tf.VariableAggregation:
     if dtype is None or tf.as_dtype(dtype).is_floating:
-        return tf.VariableAggregation.MEAN
-    return tf.VariableAggregation.ONLY_FIRST_REPLICA
+        return _MEAN
+    return _FIRST

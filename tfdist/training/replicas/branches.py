@@ -4,7 +4,7 @@
 clipped and another's is not, their mean is not what one device assigns. So is a loss
 `maximum(mean(losses), 0.1)`. The first batch may not show it, because it may lie on one side of the
 limit only. The trace shows it: a number without examples that depends on the replica's examples and
-that a function with a kink or a jump takes.
+that a function with a kink or a jump takes. What a metric has counted is such a number, too.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.internals import SyncOnReadVariable
 from tfdist.replacing import find_function, replaced
 
 _BRANCHES = {
@@ -92,7 +93,8 @@ class _Search:
     def __init__(self, known: Mapping[int, _Found]):
         self._known = known
         self._found: dict[int, _Found] = {}
-        self._inside: dict[int, Sequence[_Found]] = {}  # the outputs of operations, by their ids
+        # The outputs of operations, by their ids and how many they are.
+        self._inside: dict[tuple[int, int], Sequence[_Found]] = {}
         self._held: list[tf.Tensor] = []
 
     def hold(self, tensors: Sequence[tf.Tensor]) -> None:
@@ -118,11 +120,14 @@ class _Search:
 
     def _combine(self, tensor: tf.Tensor) -> _Found:
         op = tensor.op
+        if op.type == "Placeholder" and _is_each_replicas_own(tensor):
+            return _OTHERWISE, ""
         inputs = [self._found[id(each)] for each in op.inputs]
         if op.type in _FUNCTIONS:
-            if id(op) not in self._inside:
-                self._inside[id(op)] = _look_inside(op, inputs)
-            depends, branch = self._inside[id(op)][tensor.value_index]
+            key = id(op), len(op.outputs)  # a gradient adds outputs
+            if key not in self._inside:
+                self._inside[key] = _look_inside(op, inputs)
+            depends, branch = self._inside[key][tensor.value_index]
         else:
             depends, branch = _unite(inputs)
             branch = op.type if _is_branch(op, inputs) else branch
@@ -195,6 +200,14 @@ def _find_graph(op: tf.Operation, name: str) -> Any:
     while graph._get_function(name) is None:
         graph = graph.outer_graph
     return graph._get_function(name).graph
+
+
+def _is_each_replicas_own(tensor: tf.Tensor) -> bool:
+    """Returns whether a tensor is a variable to which each replica adds, such as a metric's."""
+    outer = next((outer for outer, own in tensor.graph.captures if own is tensor), None)
+    variable = getattr(outer, "_distributed_container", lambda: None)()
+    is_first = getattr(variable, "aggregation", None) == tf.VariableAggregation.ONLY_FIRST_REPLICA
+    return isinstance(variable, SyncOnReadVariable) and not is_first
 
 
 def _is_of_one_example(tensor: tf.Tensor) -> bool:

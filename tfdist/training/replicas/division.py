@@ -237,11 +237,16 @@ class Division:
         return gathered
 
     def agree(self, value: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
-        """Returns the weighted mean of the replicas' values, which is exact if they are equal."""
+        """Returns the weighted mean of the replicas' values, which is exact if they are equal.
+
+        A variable that gets the first replica's value, as integers do, gets it as it is.
+        """
         part = self.part
         if part is None or self._replicas == 1:
             return value
         self.branches.look(variable.name.partition(":")[0], value)
+        if variable._aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
+            return value
         context = tf.distribute.get_replica_context()
         zeros = tf.zeros_like(value)
         is_first = tf.equal(context.replica_id_in_sync_group, 0)

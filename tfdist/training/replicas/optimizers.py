@@ -147,6 +147,9 @@ class _Reducer:
         part = self._division.part
         assert part is not None
         flat, restore = flatten_parts(grads)
+        for gradient in flat:
+            own = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+            self._division.look("the gradient", own)
         weighted = [scale_gradient(g, _weigh(g, part)) for g in flat if g is not None]
         # Table rows that do not depend on examples, such as positions, are the same on all
         # replicas. They need a single gradient, as on one device: optimizers square each one.
