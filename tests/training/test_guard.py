@@ -456,6 +456,14 @@ def test_draws_of_tensorflow_are_refused(name, build):
         _train(build)
 
 
+@pytest.mark.parametrize("method", ["evaluate", "test_on_batch"])
+def test_draws_of_tensorflow_in_evaluations_are_refused(method):
+    build = _with_part(kernel_regularizer=NoisyRegularizer())
+    trainer = zoo.make_trainer(build, strategy=zoo.STRATEGIES["mirrored-2"]())
+    with pytest.raises(TfdistError, match="draws with TensorFlow's RandomStandardNormal"):
+        getattr(trainer, method)(X, Y)
+
+
 class WithinFunction(OwnSteps):
     @tf.function
     def train_step(self, data):

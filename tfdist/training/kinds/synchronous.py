@@ -360,7 +360,7 @@ class SynchronousSteps(TrainingSteps):
             return function
         last = self._traces.get(function)
         trace = self._traces[function] = function.get_concrete_function(iterator, *arguments)
-        if trace is not last and function in (self.steps.train, self._train_loop):
+        if trace is not last:
             self._check_trace(trace.graph)
         return trace
 
