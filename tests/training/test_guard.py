@@ -464,6 +464,29 @@ def test_draws_of_tensorflow_in_evaluations_are_refused(method):
         getattr(trainer, method)(X, Y)
 
 
+class WeightedAverage(OwnSteps):
+    """Weights losses as TensorFlow's tutorials do: TensorFlow then computes in float32."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            losses = keras.losses.mean_squared_error(y, self(x, training=True))
+            loss = tf.nn.compute_average_loss(losses, sample_weight=tf.abs(x[:, 0]))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"distance": loss}
+
+
+def test_a_weighted_average_of_tensorflow_is_divided_in_float64(float64):
+    found, expected = (
+        zoo.make_trainer(lambda: dense(cls=WeightedAverage), strategy=zoo.STRATEGIES[name]()).fit(
+            X, Y, epochs=3, batch_size=9, shuffle=False, verbose=0
+        )
+        for name in ("mirrored-2", "one_device")
+    )
+    assert found.history["distance"] == pytest.approx(expected.history["distance"], rel=1e-12)
+
+
 class WithinFunction(OwnSteps):
     @tf.function
     def train_step(self, data):

@@ -376,9 +376,13 @@ class Division:
         part = self.part
         if part is None:
             return original(per_example_loss, sample_weight, global_batch_size)
-        loss = original(per_example_loss, sample_weight, 1)
+        losses = tf.convert_to_tensor(per_example_loss)
+        scale = tf.cast(part.sum_scale, losses.dtype)
         size = part.total if global_batch_size is None else global_batch_size
-        return loss * tf.cast(part.sum_scale / tf.cast(size, tf.float64), loss.dtype)
+        # TensorFlow weights losses and their gradients in float32, so both are scaled outside of
+        # that: otherwise, they would be rounded otherwise than on one device.
+        loss = original(_scale(losses, 1, scale), sample_weight, 1)
+        return _scale(loss / tf.cast(size, loss.dtype), scale, 1)
 
     def _scale_regularization_loss(self, original: Function, regularization_loss: tf.Tensor) -> Any:
         if self.part is None:
@@ -430,6 +434,16 @@ class Division:
             return original(model, *args, **kwargs)
         finally:
             self._of_thread.own, self._of_thread.part = None, own
+
+
+def _scale(x: tf.Tensor, by: tf.Tensor | int, gradient_by: tf.Tensor | int) -> tf.Tensor:
+    """Returns a tensor times a number; its gradient is multiplied by another one."""
+
+    @tf.custom_gradient
+    def scale(x: tf.Tensor) -> Any:
+        return x * by, lambda gradient: gradient * gradient_by
+
+    return scale(x)
 
 
 def _find_calling_package() -> str:
