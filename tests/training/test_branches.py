@@ -336,9 +336,9 @@ def _repeat(model, x):
     return 1.0 + 0.1 * tf.reduce_mean(tape.gradient(total, weight))
 
 
-def _scale(choose, strategy, **options):
+def _scale(choose, strategy, run_eagerly=False, **options):
     def build():
-        model = dense(cls=Scales)
+        model = dense(cls=Scales, run_eagerly=run_eagerly)
         model.choose = choose
         return model
 
@@ -376,4 +376,35 @@ def test_gradients_and_states_that_are_no_means_are_searched(choose, text):
 )
 def test_gradients_may_depend_on_what_all_replicas_have(choose):
     found, expected = _scale(choose, "mirrored-2"), _scale(choose, "one_device")
+    assert zoo.largest_difference(found, expected) < 1e-5
+
+
+def _by_python(model, x):
+    return 1.0 if tf.reduce_mean(x) > 0.75 else 0.0
+
+
+def _by_number(model, x):
+    return round(float(tf.reduce_mean(x)))
+
+
+@pytest.mark.parametrize(
+    ("choose", "text"),
+    [
+        (_by_mean, "the gradient is what SelectV2"),
+        (_by_python, "Scales runs eagerly and may choose in Python"),
+        (_by_number, "Scales runs eagerly and may choose in Python"),
+    ],
+)
+def test_steps_that_run_eagerly_are_searched(choose, text):
+    with pytest.raises(TfdistError, match=text):
+        _scale(choose, "mirrored-2", run_eagerly=True)
+
+
+def test_steps_that_run_eagerly_may_be_divided():
+    def choose(model, x):
+        return tf.where(model.optimizer.iterations < 1, 0.5, 1.0)
+
+    found, expected = (
+        _scale(choose, name, run_eagerly=True) for name in ("mirrored-2", "one_device")
+    )
     assert zoo.largest_difference(found, expected) < 1e-5

@@ -175,6 +175,8 @@ class Guard:
                 raise self._refuse("the loss", culprit)
         self._step = self._trace()
         self._compare()
+        if self._steps.is_eager:
+            self._trace_eager()
         if self._steps.branches:
             raise self._refuse_branches()
 
@@ -326,8 +328,7 @@ class Guard:
         nodes: list[Any] = []
         if hasattr(run, "get_concrete_function"):
             # One trace for any number of examples. It also creates what only tracing creates.
-            spec = keras.tree.map_structure(_hide_rows, self._batch)
-            bounds = self._to_bounds(self._parts)
+            spec, bounds = self._describe_arguments()
             with self._explaining():
                 # The divided one is the last, as `steps` knows what the last trace has.
                 functions, scales = dict.fromkeys((run_whole, run)), tf.constant(False)
@@ -371,6 +372,23 @@ class Guard:
             path = own if name.startswith("of the step#") else repr(name.partition("#")[0])
             (counters if is_counter else numbers)[id(handle)] = path
         return [numbers] if find_traits(self._strategy).has_workers else [numbers, counters]
+
+    def _describe_arguments(self) -> tuple[Any, Any]:
+        spec = keras.tree.map_structure(_hide_rows, self._batch)
+        return spec, self._to_bounds(self._parts)
+
+    def _trace_eager(self) -> None:
+        """Traces a step that runs eagerly, which looks for branches."""
+        step = tf.function(self._step.run, autograph=False)
+        try:
+            step.get_concrete_function(*self._describe_arguments(), tf.constant(False))
+        except Exception as error:  # the user's code
+            raise TfdistError(
+                f"Cannot divide a batch {self._describe()}: {type(self._model).__name__} runs "
+                "eagerly and may choose in Python by a replica's own numbers "
+                f"({shorten_error(error)[:200].rstrip('.')}). Compute with tensors only, train on "
+                'one device, or give check="off" to train anyway.'
+            ) from error
 
     def _compute(self, bounds: list[tuple[int, int]], *, moved_by: float = 0.0) -> Outcome:
         """Returns what the step computes if each replica has the examples within its bounds.
