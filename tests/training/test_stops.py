@@ -2,6 +2,7 @@
 
 import functools
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ import pytest
 
 import tfdist
 from tests import zoo
+from tfdist.errors import TfdistError
 from tfdist.training.fit.schedule import Progress
 from tfdist.training.step.model_variables import hash_weights
 
@@ -166,6 +168,29 @@ def test_a_training_continues_whose_program_loads_what_it_has_saved(tmp_path, mo
     assert run("parts") == (expected, 3)
 
 
+def test_a_student_of_a_teacher_that_was_stopped_is_told_what_to_do(tmp_path):
+    def run(stop_at=0):
+        teacher, student = (
+            tfdist.Trainer(_build, checkpoint_dir=str(tmp_path / name))
+            for name in ("teacher", "student")
+        )
+        stop = StopAt(stop_at)
+        stop.request_stop = teacher.request_stop
+        teacher.fit(X, Y, batch_size=16, epochs=2, callbacks=[stop], verbose=0)
+        labels = teacher.predict(X, verbose=0)
+        student.fit(X, labels, batch_size=16, epochs=2, verbose=0)
+        return hash_weights(student.model)
+
+    begun = run(stop_at=3)
+    with pytest.raises(TfdistError, match="another model predicts.*remove the checkpoints of this"):
+        run()
+    shutil.rmtree(tmp_path / "student")
+    found = run()
+    shutil.rmtree(tmp_path / "teacher")
+    shutil.rmtree(tmp_path / "student")
+    assert run() == found != begun
+
+
 def test_without_a_seed_other_weights_are_expected(tmp_path):
     def build():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
@@ -185,6 +210,7 @@ def test_without_a_seed_other_weights_are_expected(tmp_path):
 SCRIPT = """
 import os, signal, sys
 import keras, numpy as np, tfdist
+from tfdist.errors import TfdistError
 from tfdist.training.fit.schedule import Progress
 from tfdist.training.step.model_variables import hash_weights
 

@@ -126,7 +126,8 @@ def check_data(before: Mapping[str, Any], now: Mapping[str, Any], *, step: int) 
     if difference is not None:
         raise TfdistError(
             f"Cannot continue after step {step}: {difference}. Give the data of the checkpoint, or "
-            "another directory to start over."
+            "another directory to start over. If the data are what another model predicts, which "
+            "was stopped before and has trained further now, remove the checkpoints of this one."
         )
 
 
