@@ -16,7 +16,8 @@ from tfdist.errors import TfdistError
 from tfdist.internals import BaseOptimizer
 from tfdist.training.fit.trainer import Trainer
 from tfdist.training.step_options import StepOptions
-from tfdist.training.workers.communication import Workers, taking_part
+from tfdist.training.workers.communication import Workers
+from tfdist.training.workers.taking_part import taking_part
 
 _METRICS = "metrics"
 _VARIABLES = (keras.Variable, tf.Variable, keras.random.SeedGenerator)

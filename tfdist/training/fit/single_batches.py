@@ -23,7 +23,7 @@ from tfdist.training.inputs.make_adapter import check_order, count_rows, make_da
 from tfdist.training.kinds.synchronous import SynchronousSteps
 from tfdist.training.step.outputs import join_batches, join_replicas, join_workers
 from tfdist.training.workers.agreement import compare_batches
-from tfdist.training.workers.communication import explain_lost_worker
+from tfdist.training.workers.taking_part import explain_lost_worker
 
 _GivenBatch = tuple[KerasData, KerasData, KerasData]  # x, y, sample_weight
 

@@ -43,7 +43,7 @@ from tfdist.training.inputs.data_errors import describe_value
 from tfdist.training.kinds.synchronous import to_numbers
 from tfdist.training.replicas.compilation import describe_layer, explain_step_errors, find_layer
 from tfdist.training.step.steps import Steps
-from tfdist.training.workers.communication import LOST_PEER
+from tfdist.training.workers.last_words import LOST_PEER
 
 # So many examples per replica show the same as all of them.
 _ROWS = 8
