@@ -1,5 +1,6 @@
 import errno
 import os
+import stat
 
 import pytest
 import tensorflow as tf
@@ -11,6 +12,7 @@ from tfdist.records.durable_files import (
     read_file,
     remove_file,
     write_atomically,
+    write_output,
 )
 
 
@@ -98,6 +100,26 @@ def test_a_disk_that_cannot_take_a_file_leaves_the_old_one(tmp_path, monkeypatch
         write_atomically(str(path), "new")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_an_output_is_written_to_a_pipe_and_an_open_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    own, other = os.pipe()
+    try:
+        write_output(str(tmp_path / "pipe"), "content")
+        write_output(f"/dev/fd/{other}", "more")
+        assert (os.read(reader, 99), os.read(own, 99)) == (b"content", b"more")
+    finally:
+        for descriptor in (reader, own, other):
+            os.close(descriptor)
+    assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+def test_an_output_gets_its_directory(path_with_spaces):
+    write_output(f"{path_with_spaces}/a/b.json", "new")
+    assert (path_with_spaces / "a/b.json").read_text() == "new"
 
 
 def test_a_file_system_that_cannot_sync_is_good_enough(tmp_path, monkeypatch):

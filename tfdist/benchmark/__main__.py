@@ -7,13 +7,13 @@ import datetime
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from tfdist.benchmark.configurations import Configuration, list_configurations
 from tfdist.benchmark.options import BenchmarkOptions
 from tfdist.cli.command import EXIT_FAILED, run_command
 from tfdist.launch.machine import describe_machine
+from tfdist.records.durable_files import write_output
 from tfdist.runs.options import TrainOptions
 
 
@@ -57,16 +57,15 @@ def run_benchmark(options: BenchmarkOptions) -> int:
     rows = table.make_rows(found)
     print("", table.format_table(rows), f"{time.monotonic() - began:.0f} s", sep="\n")
     if options.run.output:
-        output = Path(options.run.output)
-        output.mkdir(parents=True, exist_ok=True)
+        output = options.run.output.rstrip("/")
         about = {
             "date": datetime.date.today().isoformat(),
             "machine": describe_machine(),
             "options": options.to_dict(),
         }
         content = json.dumps(about | table.to_json(found), indent=2)
-        (output / "results.json").write_text(content + "\n")
-        (output / "results.html").write_text(table.make_page(rows), encoding="utf-8")
+        write_output(f"{output}/results.json", content + "\n")
+        write_output(f"{output}/results.html", table.make_page(rows))
     return EXIT_FAILED if any(row.error for row in rows) else 0
 
 

@@ -19,6 +19,7 @@ from tfdist.cli.inputs import check_inputs
 from tfdist.errors import TfdistError
 from tfdist.plan.hardware import load_hardware
 from tfdist.plan.options import PlanOptions
+from tfdist.records.durable_files import write_output
 from tfdist.runs.options import TrainOptions
 
 
@@ -74,7 +75,7 @@ def run_plan(options: PlanOptions, *, arguments: Sequence[str]) -> int:
     if options.run.html:
         from tfdist.plan.page import format_page
 
-        Path(options.run.html).write_text(format_page(answer))
+        write_output(options.run.html, format_page(answer))
     if options.run.json:
         print(json.dumps(to_json(answer), indent=2))
     elif not options.run.quiet:

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tfdist.cli.flags import drop_flags
@@ -26,6 +25,7 @@ from tfdist.plan.options import PlanOptions
 from tfdist.plan.setup import Setup
 from tfdist.plan.training_command import ALONE, CHOSEN
 from tfdist.plan.workload import Workload
+from tfdist.records.durable_files import write_output
 from tfdist.runs.options import TrainOptions
 
 _STEPS = 16
@@ -72,7 +72,7 @@ def calibrate(options: PlanOptions, train: TrainOptions, arguments: Sequence[str
             min(found, key=lambda one: one["step_s"]) for found in zip(*steps, strict=True)
         )
         hardware = add_model(hardware, workload, whole, part, share=share)
-    Path(options.run.calibrate).write_text(format_hardware(hardware))
+    write_output(options.run.calibrate, format_hardware(hardware))
     if say:
         say(f"Wrote {options.run.calibrate}: give it as --hardware={options.run.calibrate}.")
 

@@ -9,7 +9,9 @@ closed. Only for these is TensorFlow loaded, and their errors become an OSError.
 import contextlib
 import errno
 import os
+import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -55,6 +57,21 @@ def write_atomically(path: str, content: str | bytes) -> None:
             remove_file(temporary)
         raise
     sync_to_disk(_find_parent(path))
+
+
+def write_output(path: str, content: str | bytes) -> None:
+    """Writes a file that a user has named, in a directory that is made if it is missing.
+
+    The file appears whole, as by `write_atomically`, which would put a file in the place of a
+    device or a pipe, such as /dev/stdout; these are written to.
+    """
+    parent = _find_parent(path)
+    make_directories(parent)
+    if not (is_local(path) and _is_stream(path)):
+        write_atomically(path, content)
+        return
+    with _explaining(path), open(path, "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def append_durably(path: str, content: str) -> None:
@@ -173,6 +190,14 @@ def sync_to_disk(path: str) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def _is_stream(path: str) -> bool:
+    """Returns whether a path is a device or a pipe, or the name of an open file."""
+    if re.fullmatch(r"/dev|/proc/\d+/fd", os.path.realpath(_find_parent(path))):
+        return True
+    mode = os.lstat(path).st_mode if os.path.lexists(path) else 0
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
 
 
 def _open(path: str, mode: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tfdist.errors import TfdistError, shorten_error
 from tfdist.named_code import TRUST, check_recorded_code
-from tfdist.records.durable_files import make_directories, write_atomically
+from tfdist.records.durable_files import write_output
 from tfdist.records.recorded_run import RecordedRun
 from tfdist.report.run_page import make_run_page
 from tfdist.runs.options import TrainOptions
@@ -57,8 +57,7 @@ def naming_damage(what: str) -> Iterator[None]:
 def write_page(path: str, page: str) -> str:
     """Writes a page, and returns its path."""
     try:
-        make_directories(path.rpartition("/")[0] or ".")
-        write_atomically(path, page)
+        write_output(path, page)
     except OSError as error:
         raise TfdistError(
             f"Cannot write {path}: {shorten_error(error)}. Check its permissions and the free "

@@ -136,13 +136,12 @@ def run_evaluation(options: EvaluateOptions) -> int:
 
 def report_evaluation(options: Any, path: str, result: Mapping[str, Any], text: str) -> int:
     """Writes the metrics of an evaluation, and prints a text about them and where they are."""
-    from tfdist.records.durable_files import make_directories, write_atomically
+    from tfdist.records.durable_files import write_output
 
     chosen = options.run
     output = chosen.output or f"{path}/evaluation/{chosen.split}.json"
     with writing_output(output):
-        make_directories(output.rpartition("/")[0] or ".")
-        write_atomically(output, json.dumps({**result, "options": options.to_dict()}, indent=1))
+        write_output(output, json.dumps({**result, "options": options.to_dict()}, indent=1))
     if not chosen.quiet:
         print(f"{text}The metrics are in {output}.")
     return 0

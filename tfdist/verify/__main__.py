@@ -6,12 +6,12 @@ TensorFlow is imported only when a comparison starts, so that `--help` is fast.
 import json
 import sys
 import time
-from pathlib import Path
 
 from tfdist.cli.command import EXIT_FAILED, run_command
 from tfdist.data.progress import show_status
 from tfdist.errors import TfdistError, make_unknown_name_error
 from tfdist.models import MODELS
+from tfdist.records.durable_files import write_output
 from tfdist.runs.options import TrainOptions
 from tfdist.strategies.registry import find_strategy
 from tfdist.verify.options import VerifyOptions
@@ -58,7 +58,7 @@ def run_verification(options: VerifyOptions) -> int:
     if not options.run.quiet:
         print("", *list_notes(verdicts), f"{time.perf_counter() - started:.0f} s", sep="\n")
     if options.run.json:
-        Path(options.run.json).write_text(json.dumps(to_json(verdicts), indent=2) + "\n")
+        write_output(options.run.json, json.dumps(to_json(verdicts), indent=2) + "\n")
     return 0 if all(verdict.holds for verdict in verdicts) else EXIT_FAILED
 
 
@@ -90,7 +90,7 @@ def _compare_bits(options: VerifyOptions) -> int:
         found.append(result)
     if options.run.json:
         rows = [{"name": r.name, "sha256": r.sha256, "problem": r.problem} for r in found]
-        Path(options.run.json).write_text(json.dumps(rows, indent=2) + "\n")
+        write_output(options.run.json, json.dumps(rows, indent=2) + "\n")
     return EXIT_FAILED if any(result.problem for result in found) else 0
 
 

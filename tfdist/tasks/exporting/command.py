@@ -12,7 +12,7 @@ import numpy as np
 from tfdist.data.progress import show_progress
 from tfdist.data.source import Source
 from tfdist.errors import TfdistError
-from tfdist.records.durable_files import make_directories, temporary_directory, write_atomically
+from tfdist.records.durable_files import temporary_directory, write_output
 from tfdist.tasks.base import Task
 from tfdist.tasks.command_options import ExportRunOptions, check_file_name, check_installed
 from tfdist.tasks.data import to_sources
@@ -70,9 +70,8 @@ def run_file_export(options: ExportRunOptions) -> int:
         "examples": data.val.num_examples,
         **dataclasses.asdict(checked),
     }
-    make_directories(os.path.dirname(output) or ".")
-    write_atomically(output, content)
-    write_atomically(f"{output}.json", json.dumps(record, indent=1))
+    write_output(output, content)
+    write_output(f"{output}.json", json.dumps(record, indent=1))
     if not options.quiet:
         size = model.count_params() * 4
         metric = _find_metric(run.task)
