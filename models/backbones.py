@@ -270,7 +270,7 @@ def _load_imagenet(name, encoder, timeout_s):
             reason = str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)
             raise ValueError(
                 f"Cannot build {name}: its ImageNet weights could not be downloaded ({reason}). "
-                "Leave out pretrained, or download the weights on a machine with network access "
+                "Leave out `pretrained`, or download the weights on a machine with network access "
                 "and copy them to Keras's cache, ~/.keras/models."
             ) from error
 

@@ -63,8 +63,8 @@ def unet(
     check_norm(norm, model="unet")
     if pretrained:
         raise ValueError(
-            "Cannot build unet: it has no pretrained weights. Leave out pretrained, or use a model "
-            "with a pretrained encoder, such as resnet50_unet."
+            "Cannot build unet: it has no pretrained weights. Leave out `pretrained`, or use a "
+            "model with a pretrained encoder, such as resnet50_unet."
         )
     options: dict[str, Any] = {"norm": norm, "seed": seed}
     with stage_scope("encoder_0"):

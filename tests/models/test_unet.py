@@ -232,7 +232,7 @@ def test_saved_model_loads_the_same(path_with_spaces):
         ({"base_filters": -1}, "base_filters is -1"),
         ({"depth": 0}, "depth is 0"),
         ({"norm": "btch"}, "unknown norm 'btch'. Valid: sync_batch, batch"),
-        ({"pretrained": True}, "no pretrained weights. Leave out pretrained"),
+        ({"pretrained": True}, "no pretrained weights. Leave out `pretrained`"),
     ],
 )
 def test_bad_arguments_are_refused(options, message):

@@ -29,8 +29,13 @@ def main() -> int:
 
 def run_serving(options: ServeOptions) -> int:
     """Serves a model, tunes its batches, or writes TensorFlow Serving's configuration."""
-    if bool(options.model.run_dir) == bool(options.model.model):
+    run_dir, model = options.model.run_dir, options.model.model
+    if not (run_dir or model):
         raise TfdistError("Cannot serve without a model. Give either `run_dir` or `model`.")
+    if run_dir and model:
+        raise TfdistError(
+            f"Cannot serve both `run_dir={run_dir}` and `model={model}`. Leave one of them out."
+        )
     if options.tf_serving.write_tf_serving:
         from tfdist.serve.tf_serving import write_tf_serving_files
 

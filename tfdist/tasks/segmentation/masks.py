@@ -139,8 +139,8 @@ def check_mask(
         raise TfdistError(
             f"Cannot use {path!r}: it holds the value {wrong[0]}, but classes are 0 to "
             f"{num_classes - 1}{ignored}. Map it to a class, as in "
-            f"`label_map={_propose_label_map(labels, wrong, num_classes)}`; or set `num_classes` "
-            "if it is a class itself, or `ignore_label` if its pixels should not count."
+            f"`label_map={_propose_label_map(labels, wrong, num_classes)}`; or train "
+            "with `num_classes` if it is a class, or `ignore_label` if its pixels should not count."
         )
 
 
