@@ -11,6 +11,7 @@ from types import FrameType
 from typing import ClassVar, Self
 
 from tfdist import cluster
+from tfdist.announcing import print_message
 
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_TERMINATED = 128 + signal.SIGTERM
@@ -158,7 +159,4 @@ def _ask(host: str, key: str) -> str:
 
 
 def _say(text: str) -> None:
-    # A stop must not fail because its message does: the terminal may be gone, and a handler may
-    # interrupt another message (RuntimeError).
-    with contextlib.suppress(OSError, ValueError, RuntimeError):
-        print(f"\n{text}", file=sys.stderr, flush=True)
+    print_message(f"\n{text}")

@@ -83,6 +83,38 @@ def test_a_script_gets_its_own_output_and_errors(tmp_path):
     assert done.stderr.splitlines()[0] == "seen: No space left on device"
 
 
+SCRIPT = """
+import sys
+import keras
+import numpy as np
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.ones((4, 2)), np.ones((4, 1)), epochs=2)
+with open("end", "w") as file:
+    file.write(str(model.optimizer.iterations.numpy()))
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="There is no /dev/full.")
+@pytest.mark.parametrize(
+    "way", [">/dev/full", "2>/dev/full", ">&- 2>&-", "| true; exit ${PIPESTATUS[0]}"]
+)
+@pytest.mark.thorough(keep=2)
+def test_the_output_of_fit_is_not_worth_a_script(tmp_path, way):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = run(f"run --strategy=one_device script.py {way}", "", tmp_path)
+    assert (done.returncode, (tmp_path / "end").read_text()) == (0, "2"), done.stderr
+    assert (NO_DISK in done.stderr) == (way == ">/dev/full")
+
+
+def test_a_scripts_own_error_keeps_its_traceback(tmp_path):
+    (tmp_path / "script.py").write_text("def read():\n    open('nowhere')\n\nread()\n")
+    done = run("run --quiet --strategy=one_device script.py", "", tmp_path)
+    assert done.returncode == 1
+    assert 'script.py", line 2, in read' in done.stderr
+    assert "No such file or directory: 'nowhere'" in done.stderr.splitlines()[-1]
+
+
 @pytest.mark.parametrize("number", [1, 2])
 def test_unbuffered_output_comes_at_once(tmp_path, number):
     code = (

@@ -1,6 +1,7 @@
 """Runs a command: help, one-line errors, exit status."""
 
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ def run_command(
     needs_tensorflow: bool = True,
     check: Callable[[Any], None] | None = None,
     is_text: bool = False,
+    is_script: bool = False,
 ) -> int:
     """Parses the command line, runs a command and returns its exit status.
 
@@ -43,6 +45,7 @@ def run_command(
       needs_tensorflow: whether to start TensorFlow first, quietly.
       check: raises a TfdistError if the options are wrong; before TensorFlow is started.
       is_text: whether what the command prints is all that it makes.
+      is_script: whether it runs a user's script, whose own errors keep their traceback.
 
     Returns:
       What `run` returns; 2 after bad input; 1 after a failure that has its own message, or if a
@@ -69,16 +72,20 @@ def run_command(
         return run(options)
 
     with lenient_output() as is_lost:
-        status = _run_with_one_line(run_parsed, options_class, *others)
+        status = _run_with_one_line(run_parsed, options_class, *others, is_script=is_script)
         is_text = is_text or shows_help or len(wanted) < len(arguments)
         return EXIT_FAILED if status == 0 and is_text and is_lost() else status
 
 
-def _run_with_one_line(run: Callable[[], int], *commands: type[CommandOptions]) -> int:
+def _run_with_one_line(
+    run: Callable[[], int], *commands: type[CommandOptions], is_script: bool
+) -> int:
     """Returns what a function returns, or the exit status of its error, which costs one line."""
     try:
         return run()
     except (TfdistError, OSError) as error:
+        if is_script and isinstance(error, OSError) and not _is_own(error):
+            raise
         lack = describe_file_error(error) if isinstance(error, OSError) else None
         text = name_flags(TfdistError(lack) if lack else error, *commands)
         print(f"tfdist: {make_printable(' '.join(text.split()))}", file=sys.stderr)
@@ -91,3 +98,9 @@ def _run_with_one_line(run: Callable[[], int], *commands: type[CommandOptions]) 
             raise
         print(f"tfdist: {name_flags(TfdistError(lack), *commands)}", file=sys.stderr)
         return EXIT_FAILED
+
+
+def _is_own(error: BaseException) -> bool:
+    """Returns whether tfdist has raised an error, rather than what it calls."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == "tfdist"

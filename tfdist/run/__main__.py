@@ -11,6 +11,7 @@ import runpy
 import sys
 from collections.abc import Iterator, Sequence
 
+from tfdist.announcing import print_message
 from tfdist.cli.command import run_command
 from tfdist.cli.flags import drop_flags, expand_flag_files, split_command
 from tfdist.cli.output import ordinary_output
@@ -32,6 +33,7 @@ def main() -> int:
         options_class=ScriptOptions,
         others=(TrainOptions,),
         needs_tensorflow=False,
+        is_script=True,
     )
 
 
@@ -89,7 +91,7 @@ def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
     if routing.workers.is_chief and not quiet:
         described = processes.describe_strategy(strategy, routing.workers, placement)
         places = ", ".join(processes.list_worker_devices(strategy))
-        print(f"tfdist.run: {described}: {places}.", file=sys.stderr, flush=True)
+        print_message(f"tfdist.run: {described}: {places}.")
     script, *arguments = command
     sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
@@ -105,7 +107,7 @@ def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
 
     def show(text: str) -> None:
         if routing.workers.is_chief:
-            print(f"tfdist.run: {text}", file=sys.stderr, flush=True)
+            print_message(f"tfdist.run: {text}")
 
     own_steps = OwnSteps(strategy, options.step, show, quiet=quiet)
     with keeping_scope(strategy, open_scope), routing.open(), own_steps.open(), ScriptStop():

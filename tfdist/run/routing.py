@@ -3,8 +3,8 @@
 import contextlib
 import functools
 import secrets
-import sys
 import tempfile
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,7 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.announcing import announcing
+from tfdist.announcing import announcing, print_message
+from tfdist.cli.output import lenient_output
 from tfdist.distributed_variables import make_variables_ordinary
 from tfdist.internals import TrackableSaver, legacy_h5_format, model_saving, saving_lib
 from tfdist.placement.options import Placement
@@ -25,6 +26,8 @@ from tfdist.training.workers.alone import alone, creating_alone
 from tfdist.training.workers.communication import Workers
 
 _TRAINER = "_tfdist_trainer"
+# Calls that may take hours, which what they print is not worth.
+_LONG = ("fit", "evaluate", "predict")
 _SAVING: tuple[tuple[Any, str], ...] = (
     *((keras.Model, name) for name in ("save", "save_weights", "export")),
     (saving_lib, "save_model"),
@@ -98,6 +101,8 @@ class Routing:
         self, name: str, model: keras.Model, args: Sequence[object], kwargs: dict[str, Any]
     ) -> Any:
         with contextlib.ExitStack() as stack:
+            if name in _LONG and threading.current_thread() is threading.main_thread():
+                stack.enter_context(lenient_output())
             is_chief = self.workers.is_chief
             if is_chief and not self._is_quiet and kwargs.get("verbose", "auto"):
                 stack.enter_context(announcing(_show))
@@ -132,4 +137,4 @@ class Routing:
 
 def _show(text: str) -> None:
     """Prints what begins, apart from the script's own output."""
-    print(f"tfdist.run: {text} ...", file=sys.stderr, flush=True)
+    print_message(f"tfdist.run: {text} ...")

@@ -2,13 +2,13 @@
 
 import contextlib
 import functools
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist.announcing import print_message
 from tfdist.errors import TfdistError
 from tfdist.internals import GraphStack, loss_module
 from tfdist.replacing import find_function, replace_always, replaced
@@ -129,10 +129,7 @@ def _taking_the_place(strategy: tf.distribute.Strategy) -> Iterator[None]:
         if kind.__name__ not in named:
             named.add(kind.__name__)
             text = f"tfdist.run: the script's {kind.__name__} is the {type(strategy).__name__} of "
-            print(
-                f"{text}the command, with {strategy.num_replicas_in_sync} replicas.",
-                file=sys.stderr,
-            )
+            print_message(f"{text}the command, with {strategy.num_replicas_in_sync} replicas.")
         return strategy
 
     def make_init(original: Callable[..., None]) -> Callable[..., None]:
