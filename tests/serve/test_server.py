@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import io
+import json
 import os
 import resource
 import shutil
@@ -189,23 +190,100 @@ def test_a_wrong_path_gets_one_line(server, method, path, expected_status):
     assert (status, list(answer)) == (expected_status, ["error"])
 
 
-def test_a_compressed_body_is_refused(server):
-    status, _ = server.ask("POST", PREDICT, b"x", **{"Content-Encoding": "gzip"})
-    assert status == 415
+@pytest.mark.parametrize("codings", [["gzip"], ["identity", "br"], ["identity, deflate"]])
+def test_a_compressed_body_is_refused(server, codings):
+    lines = b"".join(b"Content-Encoding: " + coding.encode() + b"\r\n" for coding in codings)
+    assert talk(server, START + lines + LENGTH + b"{}").startswith(b"HTTP/1.1 415 ")
 
 
-HEAD = b"POST /v1/models/model:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+@pytest.mark.parametrize("codings", ["", "identity", "Identity,"])
+def test_a_body_without_a_coding_is_read(server, codings):
+    status, answer = server.ask("POST", PREDICT, b"{}", **{"Content-Encoding": codings})
+    assert (status, "either" in answer["error"]) == (400, True)
 
 
-def test_slow_senders_are_cut_off(server):
+START = b"POST /v1/models/model:predict HTTP/1.1\r\nHost: localhost\r\n"
+LENGTH = b"Content-Length: 2\r\n\r\n"
+CHUNKS = b"Transfer-Encoding: chunked\r\n\r\n"
+CLOSE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+def talk(server, *parts):
+    """Returns all that the server answers until it closes the connection."""
+    with server.connect() as connection:
+        for part in parts:
+            connection.sendall(part)
+            time.sleep(0.05)
+        return read_to_end(connection)
+
+
+def read_to_end(connection):
+    answer = b""
+    while part := connection.recv(2**16):
+        answer += part
+    return answer
+
+
+def test_slow_senders_are_refused(server):
+    starts = (b"", b"POST / HT", START + LENGTH + b"1", START.replace(b"POST", b"HEAD") + CHUNKS)
     with contextlib.ExitStack() as stack:
-        connections = [stack.enter_context(server.connect()) for _ in range(3)]
-        for connection, start in zip(connections, (b"", b"POST / HT", HEAD + b"1"), strict=True):
+        connections = [stack.enter_context(server.connect()) for _ in starts]
+        for connection, start in zip(connections, starts, strict=True):
             connection.sendall(start)
         assert server.ask("GET", "/healthz")[0] == 200
-        for connection in connections:
-            with contextlib.suppress(ConnectionError):
-                assert connection.recv(1) == b""
+        answers = [read_to_end(connection) for connection in connections]
+    found = [answer[9:12] for answer in answers]
+    assert found == [b"", b"408", b"408", b"405"]  # without a request there is no answer
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_client_that_only_reads_gets_its_answers(server, expected, count):
+    body = json.dumps({"instances": [encode(PNGS[0])]}).encode()
+    head = START + b"Content-Length: %d\r\n\r\n" % len(body)
+    with server.connect() as connection:
+        connection.sendall((head + body) * count + START)  # and an incomplete request
+        connection.shutdown(socket.SHUT_WR)
+        answer = read_to_end(connection)
+    assert answer.count(b"HTTP/1.1 200 ") == count == answer.count(b"HTTP/1.1 ")
+    predicted = json.loads(answer.rpartition(b"\r\n\r\n")[2])["predictions"][0]
+    np.testing.assert_array_equal(predicted["mask"], expected["mask"][0])
+
+
+UNUSUAL = {
+    "an absolute target": (START.replace(b" /", b" http://localhost/") + LENGTH + b"{}", b"400"),
+    "HTTPS, capitals, a port": (
+        START.replace(b" /", b" HTTPS://LOCALHOST:80/").replace(b"localhost", b"evil.example")
+        + LENGTH
+        + b"{}",
+        b"400",
+    ),
+    "a target on another host": (CLOSE.replace(b" /", b" http://evil.example/"), b"403"),
+    "a target without a path": (CLOSE.replace(b"/healthz", b"http://localhost"), b"200"),
+    "a target without a host": (CLOSE.replace(b" /", b" http:///"), b"403"),
+    "an absolute target in HTTP/1.0": (b"GET http://localhost/healthz HTTP/1.0\r\n\r\n", b"200"),
+    "chunks with extensions and trailers": (
+        START + CHUNKS + b'02;a="b;c"\r\n{}\r\n0\r\nX: a\r\n\r\n',
+        b"400",
+    ),
+    "the server's options": (CLOSE.replace(b"GET /healthz", b"OPTIONS *"), b"204"),
+    "an answer instead of a body": (
+        START.replace(b":predict", b":no") + b"Expect: 100-continue\r\n" + LENGTH,
+        b"404",
+    ),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"505"),
+    "another version": (CLOSE.replace(b"/1.1", b"/2.0"), b"505"),
+    "a coding before chunks": (START + b"Transfer-Encoding: gzip, chunked\r\n\r\n", b"501"),
+    "a method in lower case": (CLOSE.replace(b"GET", b"get"), b"405"),
+}
+
+
+@pytest.mark.parametrize("what", UNUSUAL)
+def test_an_unusual_request_gets_its_status(server, what):
+    request, status = UNUSUAL[what]
+    answer = talk(server, request, CLOSE)
+    assert answer.startswith(b"HTTP/1.1 " + status), answer
+    ends = what == "an answer instead of a body" or b"close" in request or b"HTTP/1.0" in request
+    assert answer.count(b"HTTP/1.1 ") == (1 if ends or status[:1] == b"5" else 2)
 
 
 def test_connections_above_the_limit_get_503(server):
@@ -228,7 +306,6 @@ def test_the_page_knows_the_classes_and_the_models_own_name(server, servable):
     assert len(about["classes"]) == len(about["colors"]) == 4
 
 
-START = b"POST /v1/models/model:predict HTTP/1.1\r\nHost: localhost\r\n"
 AMBIGUOUS = {
     "a length and chunks": START
     + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
@@ -274,7 +351,8 @@ def test_a_request_that_can_be_read_in_two_ways_ends_its_connection(server, what
             answer += part
     assert answer.count(b"HTTP/1.1 ") == 1
     if what != "a wrong chunk after the answer":
-        assert answer.startswith(b"HTTP/1.1 400 ")
+        status = b"501" if "coding" in what or what == "chunks twice" else b"400"
+        assert answer.startswith(b"HTTP/1.1 " + status)
         assert b"connection: close\r\n" in answer.lower()
 
 

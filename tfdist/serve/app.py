@@ -128,9 +128,12 @@ def _with_limits(service: Service, app: Any) -> Callable[..., Awaitable[None]]:
             await send(message)
 
         if service.count_connections() > service.limits.max_connections:
-            response = _make_error("Too many connections. Try again later.", 503)
+            response: Response = _make_error("Too many connections. Try again later.", 503)
             response.headers["connection"] = "close"
             await response(scope, receive, send)
+        elif (scope["method"], scope["path"]) == ("OPTIONS", "*"):  # of the server as a whole
+            response = Response(status_code=204, headers={"allow": "GET, HEAD, POST"})
+            await response(scope, receive, send_closing)
         elif (host := _find_stranger(service, scope)) is not None:
             name = find_name(host)
             advice = f" Start it with --allowed_hosts={name}." if name else ""
@@ -202,7 +205,8 @@ def _parse(body: bytes, servable: Servable, limits: LimitOptions) -> PredictRequ
 
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
+    codings = ",".join(request.headers.getlist("content-encoding")).lower().split(",")
+    if any(coding.strip() not in ("", "identity") for coding in codings):
         raise RequestError("A compressed body is not read. Send it as it is.", status=415)
     error = RequestError(f"The body is larger than {max_bytes} bytes.", status=413)
     if int(request.headers.get("content-length", 0)) > max_bytes:
