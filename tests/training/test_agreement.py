@@ -109,3 +109,39 @@ def test_weights_that_one_worker_changes_are_refused(found, name, message):
 )
 def test_workers_that_agree_are_not_refused(found, strategy, name):
     assert found[f"{strategy}: {name}"] == ""
+
+
+BUILDS = """
+import json, os
+import keras, tfdist
+
+def build_model():
+    units = 3 + json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    return keras.Sequential([keras.Input((2,)), keras.layers.Dense(units)])
+
+tfdist.Trainer(build_model, strategy="multi_worker_mirrored")
+"""
+
+
+def run_script(directory, text):
+    """Runs a script on two workers; returns its exit status and what each has printed."""
+    (directory / "script.py").write_text(text)
+    result = run_local_cluster(
+        workers=2,
+        command=[sys.executable, str(directory / "script.py")],
+        run_dir=directory,
+        timeout_s=300,
+        stream=False,
+        environ=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2"},
+    )
+    return result.status, [task.log.read_text() for task in result.tasks]
+
+
+def test_models_with_other_shapes_are_refused(tmp_path):
+    status, logs = run_script(tmp_path, BUILDS)
+    assert status != 0
+    assert re.search(
+        r"UnlikeWorkersError: Workers build different models: a variable has the shapes \[2,[34]\] "
+        r"and \[2,[34]\]\. Build the same models",
+        "".join(logs),
+    ), logs

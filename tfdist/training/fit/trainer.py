@@ -46,6 +46,7 @@ from tfdist.training.step_options import StepOptions
 from tfdist.training.workers.agreement import agree_on_data
 from tfdist.training.workers.alone import alone
 from tfdist.training.workers.communication import Workers
+from tfdist.training.workers.taking_part import building_alike
 
 _STOPPED = (
     "This trainer was stopped and trains no further: fit returns at once. Run the program again to "
@@ -129,7 +130,8 @@ class Trainer(SingleBatches):
         self.history = keras.callbacks.History()
         self._step_options = step_options or StepOptions()
         self.validate_cached: Callable[..., Any] | None = None
-        with open_route(TrainerRoute(self)):  # `fit = model.fit` within build_model gets the route
+        # `fit = model.fit` within build_model gets the route.
+        with open_route(TrainerRoute(self)), building_alike(workers):
             self.engine = Engine(
                 build_model,
                 strategy=self.strategy,

@@ -80,6 +80,30 @@ def taking_part(
         last_words.speak_first()
 
 
+@contextlib.contextmanager
+def building_alike(workers: Workers) -> Iterator[None]:
+    """Says what happened when workers build different models, whose initial values they share.
+
+    Raises:
+      TrainingError: a worker is lost, or has ended its program.
+      UnlikeWorkersError: variables have other shapes on another worker.
+    """
+    if workers.count == 1:
+        yield
+        return
+    with taking_part(workers, "Trainer"):
+        try:
+            yield
+        except tf.errors.InvalidArgumentError as error:
+            if _MISMATCH not in error.message:
+                raise
+            shapes = " and ".join(dict.fromkeys(re.findall(r"shape (\[[^\]]*\])", error.message)))
+            raise UnlikeWorkersError(
+                f"Workers build different models: a variable has the shapes {shapes}. Build the "
+                "same models on all workers, in the same order."
+            ) from error
+
+
 def _explain_mismatch(
     error: tf.errors.OpError, workers: Workers, name: str
 ) -> UnlikeWorkersError | None:
