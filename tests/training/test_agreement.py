@@ -145,3 +145,36 @@ def test_models_with_other_shapes_are_refused(tmp_path):
         r"and \[2,[34]\]\. Build the same models",
         "".join(logs),
     ), logs
+
+
+BY_NAME = """
+import gc
+import keras, numpy as np, tfdist
+
+x, y = np.random.default_rng(0).random((2, 12, 2))
+
+def build_model():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    model.compile("sgd", "mse")
+    return model
+
+for _ in range(2):
+    trainer = tfdist.Trainer(build_model, strategy="multi_worker_mirrored")
+    print("trained", trainer.fit(x, y, batch_size=4, verbose=0).history, flush=True)
+    del trainer
+    gc.collect()
+try:
+    tfdist.Trainer(build_model, strategy=tfdist.strategies.MultiWorkerMirrored(bytes_per_pack=0))
+except tfdist.TfdistError as error:
+    print("refused", error, flush=True)
+"""
+
+
+def test_trainers_that_name_their_strategy_share_it(tmp_path):
+    status, logs = run_script(tmp_path, BY_NAME)
+    assert status == 0, logs
+    for log in logs:
+        first, again = (line for line in log.splitlines() if line.startswith("trained"))
+        assert first == again
+        assert "refused Cannot connect this process to its cluster again: it has built a" in log

@@ -13,7 +13,7 @@ import contextlib
 import errno
 import socket
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from tfdist.cluster import TOKEN, ClusterConfig, find_token, split_address
@@ -22,6 +22,7 @@ from tfdist.errors import TfdistError, TrainingError, make_printable
 
 # The others wait longer than the chief, which then tells them who is missing.
 _VERDICT_S = 5.0
+_connected: list[tuple[Any, Any]] = []  # of this process: the options of its strategy, and that
 _LAST_S = 1.0  # for an attempt that begins just before the deadline
 
 
@@ -55,6 +56,28 @@ def wait_for_peers(
             _Meeting(chief, tasks, must_match or {}).hold(listener, timeout_s=timeout_s)
         else:
             _attend(chief, tasks[chief], own, must_match or {}, timeout_s=timeout_s)
+
+
+def connect_once(options: Any, connect: Callable[[], Any]) -> Any:
+    """Returns the strategy of this process in its cluster, to which TensorFlow connects it once.
+
+    Args:
+      options: what it is built from.
+      connect: builds it, unless it was built before.
+
+    Raises:
+      TfdistError: it was built from other options.
+    """
+    if not _connected:
+        _connected.append((options, connect()))
+    known, strategy = _connected[0]
+    if known != options:
+        name = type(strategy).__name__
+        raise TfdistError(
+            f"Cannot connect this process to its cluster again: it has built a {name} of other "
+            "options. Build one strategy, and give it to every trainer."
+        )
+    return strategy
 
 
 def wait_for_servers(config: ClusterConfig, *, timeout_s: float) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tfdist.cluster import find_tf_config
+from tfdist.cluster import ClusterConfig, find_tf_config
 from tfdist.errors import TfdistError
 from tfdist.options import option
 from tfdist.strategies.base import (
@@ -26,7 +26,8 @@ class MultiWorkerMirrored(ReplicaStrategy):
     TF_CONFIG describes the cluster; without it, this process is the only worker. Each GPU that a
     worker sees is a replica, or its CPU if it sees none; a placement uses those that
     `replicas_per_worker` leaves. TensorFlow allows one such strategy per process, created before
-    the devices are used. Workers may have different numbers of the `logical_replicas`.
+    the devices are used: in a cluster, `build` returns it again for the same options. Workers may
+    have different numbers of the `logical_replicas`.
 
     Source:
       https://www.tensorflow.org/guide/distributed_training#multiworkermirroredstrategy
@@ -54,8 +55,7 @@ class MultiWorkerMirrored(ReplicaStrategy):
     ) -> "tf.distribute.MultiWorkerMirroredStrategy":
         import tensorflow as tf
 
-        from tfdist.strategies.process_sums import speed_up_sums
-        from tfdist.strategies.rendezvous import wait_for_peers
+        from tfdist.strategies.rendezvous import connect_once, wait_for_peers
 
         if self.collective == "nccl" and not tf.config.list_physical_devices("GPU"):
             raise TfdistError(
@@ -73,8 +73,20 @@ class MultiWorkerMirrored(ReplicaStrategy):
             )
         config = find_tf_config()
         self.check_cluster(config)
-        if config is not None:
+        if config is None:
+            return self._make(config)
+
+        def connect() -> Any:
             wait_for_peers(config, timeout_s=self.worker_timeout_s, must_match=must_match)
+            return self._make(config)
+
+        return connect_once(self, connect)
+
+    def _make(self, config: ClusterConfig | None) -> "tf.distribute.MultiWorkerMirroredStrategy":
+        import tensorflow as tf
+
+        from tfdist.strategies.process_sums import speed_up_sums
+
         kinds = tf.distribute.experimental.CommunicationImplementation
         options = tf.distribute.experimental.CommunicationOptions(
             bytes_per_pack=self.bytes_per_pack, implementation=kinds[self.collective.upper()]

@@ -38,9 +38,10 @@ class ParameterServer(Strategy):
     def build(
         self, *, must_match: Mapping[str, str] | None = None
     ) -> "tf.distribute.ParameterServerStrategy":
+        from tfdist.strategies.rendezvous import connect_once
         from tfdist.strategies.servers import connect
 
-        return connect(timeout_s=self.worker_timeout_s)
+        return connect_once(self, lambda: connect(timeout_s=self.worker_timeout_s))
 
 
 def make_parameter_server(
