@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import pytest
 
+import tfdist
 from tests import zoo
 from tests.run.ordinary import snippets
 from tfdist.internals import find_untested
@@ -188,3 +189,17 @@ def test_deleted_models_are_collected():
             del model, trainer
             gc.collect()
     assert [model() for model in models] == [None, None]
+
+
+def test_trainers_of_a_script_have_the_options_of_the_command():
+    def build_model():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    strategy = zoo.STRATEGIES["mirrored-2"]()
+    own = StepOptions(steps_per_loop=3)
+    with strategy.scope(), Routing(strategy, StepOptions(steps_per_loop=2)).open():
+        trainers = [tfdist.Trainer(build_model), tfdist.Trainer(build_model, step_options=own)]
+    trainers.append(tfdist.Trainer(build_model))
+    assert [trainer.engine.options.steps_per_loop for trainer in trainers] == [2, 3, 1]

@@ -21,7 +21,7 @@ from tfdist.replacing import find_function, replaced
 from tfdist.run.overlay import Overlay
 from tfdist.training.fit.own_methods import call_inner, open_route
 from tfdist.training.fit.trainer import Trainer
-from tfdist.training.step_options import StepOptions
+from tfdist.training.step_options import StepOptions, using_by_default
 from tfdist.training.workers.alone import alone, creating_alone
 from tfdist.training.workers.communication import Workers
 
@@ -69,6 +69,7 @@ class Routing:
         with contextlib.ExitStack() as stack:
             make_variables_ordinary()
             stack.enter_context(open_route(self, for_all_threads=True))
+            stack.enter_context(using_by_default(self._step_options))
             if self.workers.count > 1:
                 stack.enter_context(self._writing_alone())
             yield

@@ -1,10 +1,14 @@
 """How training steps are computed; most of these options do not change the result."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tfdist.options import OptionGroup, option
 
 CHECKS = ("auto", "on", "off")
+
+_of_the_command: "list[StepOptions]" = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,3 +107,18 @@ class StepOptions(OptionGroup):
     def changes_gradient(self) -> bool:
         """Whether the gradient is computed differently from Keras's `train_step`."""
         return self.micro_batches > 1 or self.jit_compile
+
+
+def find_default_options() -> StepOptions:
+    """Returns the options of a trainer that is given none: those of the command, if any."""
+    return _of_the_command[-1] if _of_the_command else StepOptions()
+
+
+@contextlib.contextmanager
+def using_by_default(options: StepOptions) -> Iterator[None]:
+    """Makes a command's options those of all trainers of a script that are given none."""
+    _of_the_command.append(options)
+    try:
+        yield
+    finally:
+        _of_the_command.remove(options)

@@ -20,7 +20,7 @@ from tfdist.training.fit.own_step import OwnStep
 from tfdist.training.inputs.example_order import find_order
 from tfdist.training.inputs.make_adapter import check_order, make_data_adapter
 from tfdist.training.step.model_variables import make_creator
-from tfdist.training.step_options import StepOptions
+from tfdist.training.step_options import StepOptions, find_default_options
 from tfdist.training.workers.communication import Workers
 
 
@@ -58,7 +58,8 @@ class Loop:
       keep_checkpoints: how many of the newest checkpoints to keep.
       checkpoint_every: batches between checkpoints, besides one after each epoch.
       seed: as in `Trainer`.
-      step_options: how steps are computed; see `tfdist.StepOptions`.
+      step_options: how steps are computed; by default, as the flags of `tfdist.run` say, or as
+        `tfdist.StepOptions` does.
 
     Attributes:
       strategy: the strategy.
@@ -84,7 +85,7 @@ class Loop:
             checkpoint_dir=checkpoint_dir or None, keep_checkpoints=keep_checkpoints, seed=seed
         )
         self._seed = given.seed
-        self._step_options = step_options or StepOptions()
+        self._step_options = step_options or find_default_options()
         self.strategy = to_strategy(strategy)
         make_variables_ordinary()
         self._create_variable = make_creator(self.strategy, self._step_options)

@@ -42,7 +42,7 @@ from tfdist.training.inputs.data_adapter import DataAdapter
 from tfdist.training.inputs.example_order import ExampleOrder, find_order, read_order
 from tfdist.training.inputs.make_adapter import check_order, find_batch_size
 from tfdist.training.step.model_variables import hash_each
-from tfdist.training.step_options import StepOptions
+from tfdist.training.step_options import StepOptions, find_default_options
 from tfdist.training.workers.agreement import agree_on_data
 from tfdist.training.workers.alone import alone
 from tfdist.training.workers.communication import Workers
@@ -88,7 +88,8 @@ class Trainer(SingleBatches):
       keep_checkpoints: how many of the newest checkpoints to keep.
       seed: the seed of the data's order and augmentation; by default, the order is Keras's, which
         follows `keras.utils.set_random_seed`, or that of seed 0 if no seed was set.
-      step_options: how steps are computed; see `tfdist.StepOptions`.
+      step_options: how steps are computed; by default, as the flags of `tfdist.run` say, or as
+        `tfdist.StepOptions` does.
       placement: how the model of each replica is divided over several devices, such as
         `tfdist.placement.Layers()`; by default, it is not.
 
@@ -128,7 +129,7 @@ class Trainer(SingleBatches):
         workers = Workers(self.strategy)
         self.progress = Progress()
         self.history = keras.callbacks.History()
-        self._step_options = step_options or StepOptions()
+        self._step_options = step_options or find_default_options()
         self.validate_cached: Callable[..., Any] | None = None
         # `fit = model.fit` within build_model gets the route.
         with open_route(TrainerRoute(self)), building_alike(workers):
