@@ -1,7 +1,9 @@
 """Commands whose output cannot be written."""
 
 import itertools
+import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -27,7 +29,7 @@ CLOSED = [*TURNS, *sorted({*itertools.product(COMMANDS, REDIRECTIONS)} - {*TURNS
 NO_DISK = "tfdist: cannot write to standard output: No space left on device. Going on."
 
 
-def run(command, redirection, directory):
+def run(command, redirection, directory, **environ):
     text = f"{sys.executable} -m tfdist {command} {redirection}"
     return subprocess.run(
         ["bash", "-c", text],
@@ -35,7 +37,7 @@ def run(command, redirection, directory):
         text=True,
         timeout=300,
         cwd=directory,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))} | environ,
         check=False,
     )
 
@@ -105,6 +107,17 @@ def test_the_output_of_fit_is_not_worth_a_script(tmp_path, way):
     done = run(f"run --strategy=one_device script.py {way}", "", tmp_path)
     assert (done.returncode, (tmp_path / "end").read_text()) == (0, "2"), done.stderr
     assert (NO_DISK in done.stderr) == (way == ">/dev/full")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="There is no /dev/full.")
+def test_a_full_log_does_not_end_a_script_of_a_cluster(tmp_path):
+    (tmp_path / "script.py").write_text("print('lost', flush=True)\nopen('end', 'w').close()\n")
+    task = {"type": "worker", "index": 0}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    config = json.dumps({"cluster": {"worker": [address]}, "task": task})
+    done = run("run --quiet script.py", ">/dev/full 2>/dev/full", tmp_path, TF_CONFIG=config)
+    assert (done.returncode, (tmp_path / "end").exists()) == (0, True)
 
 
 def test_a_scripts_own_error_keeps_its_traceback(tmp_path):

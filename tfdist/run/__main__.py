@@ -112,7 +112,8 @@ def _run_here(options: ScriptOptions, command: Sequence[str]) -> int:
     own_steps = OwnSteps(strategy, options.step, show, quiet=quiet)
     with keeping_scope(strategy, open_scope), routing.open(), own_steps.open(), ScriptStop():
         routing.set_seed(options.run.seed)
-        with ordinary_output(), keeping_devices(show):
+        # What a task of a cluster prints goes to a log, which is not worth the others' run.
+        with contextlib.nullcontext() if cluster else ordinary_output(), keeping_devices(show):
             runpy.run_path(script, run_name="__main__")
     return 0
 
