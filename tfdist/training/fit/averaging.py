@@ -58,8 +58,11 @@ def _choose(
     return call
 
 
-def finalize_weights(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+def finalize_weights(model: keras.Model) -> None:
     """Replaces the weights by their average if the optimizer has one, as Keras does."""
+    optimizer = model.optimizer
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        return
     overwrite = "_overwrite_model_variables_with_average_value"
     weights = model.trainable_weights
     with contextlib.ExitStack() as stack:

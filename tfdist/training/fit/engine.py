@@ -77,6 +77,7 @@ class Engine:
 
     Attributes:
       check_s: seconds spent in the guard.
+      num_resets: how often the metrics were reset.
 
     Raises:
       TfdistError: the model or an option does not fit the strategy.
@@ -113,6 +114,7 @@ class Engine:
             self.check_program()
         check_scope(self.model, strategy)
         self.check_s = 0.0
+        self.num_resets = 0
         self._steps: Any = None
         self._prediction: Any = None
         self._next_checks: dict[str, float] = {}
@@ -185,6 +187,7 @@ class Engine:
         Compiled metrics that Keras has not built at that time keep what they have counted, for
         another model or before `compile`. Here, they may be built already.
         """
+        self.num_resets += 1
         metrics, self._not_built = self._not_built, None
         if metrics is None or metrics is not self.model._compile_metrics or not metrics.built:
             self._steps.reset_metrics()
@@ -194,6 +197,15 @@ class Engine:
             self._steps.reset_metrics()
         finally:
             metrics.built = True
+
+    def may_have_other_metrics(self, num_resets: int, *, late: bool) -> bool:
+        """Returns whether callbacks may have changed the metrics; all workers must call this.
+
+        Args:
+          num_resets: the number of resets before.
+          late: whether all callbacks allow the next step to run before they are called.
+        """
+        return self.workers.any(self.num_resets != num_resets or not late)[0]
 
     def read_metrics(self) -> list[Any]:
         """Returns the values of the metrics' variables, over all workers; all must call this."""

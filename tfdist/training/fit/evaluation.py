@@ -86,6 +86,7 @@ def evaluate(
     callbacks = make_callbacks(steps or adapter.num_steps)
     if RESETS_ON_BATCH or not adapter.is_single:
         engine.reset_metrics()
+    num_resets = engine.num_resets
     adapter.on_epoch_end()
     model.stop_evaluating = False
     callbacks.on_test_begin()
@@ -123,7 +124,8 @@ def evaluate(
         raise TfdistError("Cannot evaluate: the validation data are empty.")
     if not model.stop_evaluating:
         _end_reading(reading, adapter, has_ended=has_ended)
-    logs = of_model.conclude("test", of_model.read_logs(logs))
+    anew = engine.may_have_other_metrics(num_resets, late=callbacks.may_be_late("test"))
+    logs = of_model.conclude("test", of_model.read_logs(logs), anew=anew)
     callbacks.on_test_end(logs)
     return logs
 

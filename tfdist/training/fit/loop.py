@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -83,8 +82,7 @@ class FitLoop:
         self._at_a_time = schedule.reading.at_a_time
         self._epoch = self._start = 0  # the current epoch, and the step at which it begins
         self._learned_steps = schedule.steps_per_epoch if schedule.is_known else 0
-        self._last_step = 0.0
-        self._is_complete = True
+        self._last_step, self._is_complete = 0.0, True
         self._history = find_history(callbacks)
         self._callbacks = callbacks
         self._interval = interval
@@ -92,7 +90,7 @@ class FitLoop:
         self._begin_epoch: Callable[[int], None] = callbacks.on_epoch_begin
         self._data = data
         self._iterator: Any = None
-        self._opened_at = 0
+        self._opened_at = self._num_resets = 0
         self._started: tuple[int, int | None, Callable[[], list[StepLogs]]] | None = None
         self._nonfinite = ""  # which loss, until callbacks have seen it
         progress.is_epoch_open = False
@@ -130,7 +128,8 @@ class FitLoop:
             self._steps.wait()
             if self._recovery:
                 self._recovery.wait()
-            self._finalize()
+            if not progress.was_stopped:  # else the next run needs the weights
+                finalize_weights(self._model)
         self._callbacks.on_train_end(self._logs)
 
     def _run_epoch(self) -> None:
@@ -147,7 +146,7 @@ class FitLoop:
         steps.begin_epoch(self._adapter)
         if batch == 0:
             self._engine.reset_metrics()
-        self._is_complete = False
+        self._num_resets, self._is_complete = self._engine.num_resets, False
         has_ended = self._run_steps(batch, last)
         batch = progress.step - self._start
         self._is_complete |= has_ended or batch == count
@@ -155,7 +154,7 @@ class FitLoop:
             self._take_end_of_data(batch)
         elif progress.was_stopped or self._model.stop_training:
             if not progress.was_stopped and batch < last:
-                self._logs = steps.conclude("train", self._logs)
+                self._conclude()
         elif reading.is_at_end:
             if reading.is_cut(batch):
                 self._check_even()
@@ -223,12 +222,6 @@ class FitLoop:
         most = self._schedule.max_steps
         is_over = most is not None and self._progress.step >= most
         return is_over or self._epoch + 1 >= self._schedule.num_epochs
-
-    def _finalize(self) -> None:
-        """Finalizes the weights, but not after a stop: the next run continues from the weights."""
-        optimizer = self._model.optimizer
-        if isinstance(optimizer, keras.optimizers.Optimizer) and not self._progress.was_stopped:
-            finalize_weights(self._model, optimizer)
 
     def _begin(self, *, verbose: int) -> None:
         """Starts from the newest checkpoint, or else from the trainer's current state."""
@@ -519,8 +512,14 @@ class FitLoop:
 
     def _end_steps(self, *, is_empty: bool = False) -> None:
         if self._logs or not is_empty:  # else no batch has come yet, and Keras has no logs
-            self._logs = self._steps.conclude("train", self._logs, is_empty=is_empty)
+            self._conclude(is_empty=is_empty)
         self._progress.is_epoch_open = True
+
+    def _conclude(self, *, is_empty: bool = False) -> None:
+        anew = is_empty or self._engine.may_have_other_metrics(
+            self._num_resets, late=self._callbacks.may_be_late("train")
+        )
+        self._logs = self._steps.conclude("train", self._logs, anew=anew)
 
     def _end_epoch(self, epoch: int) -> bool:
         """Validates and ends an epoch; returns False if a stop was requested meanwhile."""

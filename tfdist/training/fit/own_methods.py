@@ -191,22 +191,24 @@ def _find_route(model: keras.Model) -> Route | None:
 
 
 def _make_method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns what replaces a method: calls that a call makes of itself go to Keras."""
+    """Returns what replaces a method, and sends its calls to the route of the model."""
 
     @functools.wraps(original)
     def method(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
         route = _find_route(model)
+        if route is None:
+            return original(model, *args, **kwargs)
         inside: set[tuple[int, str]] = _of_thread.inside
         key = (id(model), name)
-        if route is None or key in inside:
-            return original(model, *args, **kwargs)
+        is_nested = key in inside  # a callback may call the method that calls it
         inside.add(key)
         try:
             if not model.compiled and not name.startswith("predict"):
                 return original(model, *args, **kwargs)
             return route.call(name, model, args, kwargs)
         finally:
-            inside.discard(key)
+            if not is_nested:
+                inside.discard(key)
 
     return method
 

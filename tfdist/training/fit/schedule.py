@@ -27,6 +27,7 @@ class Progress:
       is_epoch_open: whether all steps of the current epoch are done, but its validation and end
         are not.
       was_stopped: whether the workers agreed to stop because one was asked to.
+      is_running: whether a call of `fit` has begun and not ended.
       num_fits: calls of `fit` that have ended.
       num_fits_of_all: those of all trainers of the process.
       initial_values: hashes of the initial weights, by path, if a seed decides what a program
@@ -40,6 +41,7 @@ class Progress:
     steps_s: float = 0.0
     is_epoch_open: bool = False
     was_stopped: bool = False
+    is_running: bool = False
     num_fits: int = 0
     initial_values: Mapping[str, str] = field(default_factory=dict)
     num_fits_of_all: ClassVar[int] = 0
@@ -49,6 +51,7 @@ class Progress:
         self.steps_before += self.step
         self.step = 0
         self.was_stopped = False
+        self.is_running = True
 
     def end_fit(self) -> None:
         """Counts a call of `fit`."""

@@ -426,34 +426,59 @@ class Trainer(SingleBatches):
     ) -> keras.callbacks.History:
         verbose = self._find_verbosity(given.verbose)
         epoch_steps = schedule.reading.asked or adapter.num_steps or schedule.max_steps
-        self.history = find_history(callbacks)
+        self.history = history = find_history(callbacks)
         callback_list = evaluation.make_callbacks(
             callbacks,
             self.model,
             verbose=verbose,
             epochs=schedule.num_epochs,
             steps=min(filter(None, (epoch_steps, schedule.max_steps)), default=None),
-            history=self.history,
+            history=history,
         )
-        self.model.history = self.history
-        self.progress.begin_fit()
-        loop = FitLoop(
-            self.engine,
-            adapter,
-            progress=self.progress,
-            recovery=self._make_recovery(),
-            schedule=schedule,
-            callbacks=callback_list,
-            interval=Interval(
-                steps=given.checkpoint_every or 0, seconds=given.checkpoint_every_s or 0
-            ),
-            data=data,
-            validation=None if validation is None else validation(callback_list),
-        )
-        with self._ending_a_stopped_script():
-            loop.run(verbose=verbose)
-        self.progress.end_fit()
-        return self.history
+        self.model.history = history
+        with self._counting_steps() as progress:
+            loop = FitLoop(
+                self.engine,
+                adapter,
+                progress=progress,
+                recovery=self._make_recovery(),
+                schedule=schedule,
+                callbacks=callback_list,
+                interval=Interval(
+                    steps=given.checkpoint_every or 0, seconds=given.checkpoint_every_s or 0
+                ),
+                data=data,
+                validation=None if validation is None else validation(callback_list),
+            )
+            with self._ending_a_stopped_script():
+                loop.run(verbose=verbose)
+            progress.end_fit()
+        return self.model.history  # as Keras: that of a callback's own `fit`, if it is newer
+
+    @contextlib.contextmanager
+    def _counting_steps(self) -> Iterator[Progress]:
+        """Yields the progress of a call of `fit`: its own, if a callback of another one made it."""
+        outer = self.progress
+        if not outer.is_running:
+            outer.begin_fit()
+            try:
+                yield outer
+            finally:
+                outer.is_running = False
+            return
+        if self.recovery is not None:
+            raise TfdistError(
+                "A callback of `fit` calls `fit` of the same trainer, and no checkpoint could say "
+                "where both are. Leave out checkpoint_dir, or call it after the first one."
+            )
+        self.progress = inner = Progress(steps_before=self.step, num_fits=outer.num_fits)
+        inner.begin_fit()
+        try:
+            yield inner
+        finally:
+            self.progress = outer
+            outer.steps_before += inner.step
+            outer.is_asked_to_stop |= inner.is_asked_to_stop
 
     def _ending_a_stopped_script(self) -> contextlib.AbstractContextManager[None]:
         if self.recovery is None:

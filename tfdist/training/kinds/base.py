@@ -157,12 +157,11 @@ class TrainingSteps:
         """Returns the logs that callbacks get after a training step."""
         return trained.logs
 
-    def conclude(
-        self, kind: str, logs: dict[str, Any], *, is_empty: bool = False
-    ) -> dict[str, Any]:
+    def conclude(self, kind: str, logs: dict[str, Any], *, anew: bool = False) -> dict[str, Any]:
         """Returns the final logs of an epoch ("train") or evaluation ("test").
 
-        They are made from those of its last step, or of the last one before if it `is_empty`.
+        They are made from those of its last step; `anew`, from what the metrics are now: a step
+        without data, or a callback, may have changed them.
 
         The user's own step may return something other than the metrics under their names: the
         metrics are then reported instead, as in Keras. All workers must call this.

@@ -288,10 +288,8 @@ class SynchronousSteps(TrainingSteps):
         copied = self._copy(self._bind(predict, iterator)())
         return lambda: pack(copied())
 
-    def conclude(
-        self, kind: str, logs: dict[str, Any], *, is_empty: bool = False
-    ) -> dict[str, Any]:
-        if not (is_empty or overrides(self._model, "train_step", "test_step")):
+    def conclude(self, kind: str, logs: dict[str, Any], *, anew: bool = False) -> dict[str, Any]:
+        if not (anew or overrides(self._model, "train_step", "test_step")):
             return logs
         states = zip(self.steps.metrics.list_variables(), self.read_metrics(), strict=True)
         values = [(variable, tf.convert_to_tensor(state)) for variable, state in states]
