@@ -80,7 +80,7 @@ def _list_values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         if kind == "__lambda__" or (isinstance(value, Mapping) and "layers" in value):
             return  # code, in which the path of its file is; or a model
         if str(kind).endswith("DTypePolicy"):
-            value = value["name"]
+            value = value.get("name", value)  # quantized ones have a mode instead
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if key not in _NAMES and (key != _RATE or isinstance(inner, Mapping)):
