@@ -51,7 +51,7 @@ def meet(hosts, *, timeout_s, must_match):
     def wait(index):
         try:
             config = parse_hosts(hosts, f"worker:{index}")
-            wait_for_peers(config, timeout_s=timeout_s, must_match=must_match[index])
+            wait_for_peers(config, timeout_s=timeout_s, alike=must_match[index])
         except TfdistError as error:
             raised[index] = error
 

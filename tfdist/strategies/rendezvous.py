@@ -27,14 +27,14 @@ _LAST_S = 1.0  # for an attempt that begins just before the deadline
 
 
 def wait_for_peers(
-    config: ClusterConfig, *, timeout_s: float, must_match: Mapping[str, str] | None = None
+    config: ClusterConfig, *, timeout_s: float, alike: Mapping[str, str] | None = None
 ) -> None:
-    """Waits until all tasks that train have met, and checks that they agree on `must_match`.
+    """Waits until all tasks that train have met, and checks that they are `alike`.
 
     Meanwhile this task listens at its address, which is free again on return.
 
     Args:
-      must_match: name -> value on which all tasks must agree.
+      alike: name -> value on which all tasks must agree.
 
     Raises:
       TfdistError: this task cannot listen at its own address, or a task differs; the
@@ -53,9 +53,9 @@ def wait_for_peers(
     with _listen(tasks[own]) as listener:
         if own == chief:
             tasks.pop(chief)
-            _Meeting(chief, tasks, must_match or {}).hold(listener, timeout_s=timeout_s)
+            _Meeting(chief, tasks, alike or {}).hold(listener, timeout_s=timeout_s)
         else:
-            _attend(chief, tasks[chief], own, must_match or {}, timeout_s=timeout_s)
+            _attend(chief, tasks[chief], own, alike or {}, timeout_s=timeout_s)
 
 
 def connect_once(options: Any, connect: Callable[[], Any]) -> Any:

@@ -77,7 +77,7 @@ class MultiWorkerMirrored(ReplicaStrategy):
             return self._make(config)
 
         def connect() -> Any:
-            wait_for_peers(config, timeout_s=self.worker_timeout_s, must_match=must_match)
+            wait_for_peers(config, timeout_s=self.worker_timeout_s, alike=must_match)
             return self._make(config)
 
         return connect_once(self, connect)
