@@ -461,7 +461,8 @@ class Engine:
         return check == "on" or (check == "auto" and is_guarded)
 
     def _check_trace(self, graph: tf.Graph) -> None:
-        is_divided = self._traits.has_servers or self._steps.steps.is_divided
+        steps = self._steps or self._prediction
+        is_divided = self._traits.has_servers or steps.steps.is_divided
         is_jitted = self.model.jit_compile and is_divided
         # Of known programs, too: their regularizers, schedules and the like are the user's code.
         if self.options.check != "off" and (is_jitted or not self._is_whole):
