@@ -8,6 +8,7 @@ import tensorflow as tf
 from tests import zoo
 from tests.training.programs import X, Y, dense
 from tfdist.errors import TfdistError
+from tfdist.placement import Layers, Shards
 
 OPTIMIZERS = {
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2),
@@ -67,9 +68,18 @@ def test_gradients_of_several_steps_update_once(float64, strategy, optimizer, un
     _compare(optimizer, strategy, unknown, **WAYS[strategy])
 
 
-@pytest.mark.parametrize("options", [{"rematerialize": True}, {"jit_compile": True}], ids=str)
-def test_so_they_do_if_the_gradient_is_computed_otherwise(float64, options):
-    _compare("momentum", "mirrored-2", False, **options)
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ("mirrored-2", {"rematerialize": True}),
+        ("mirrored-2", {"jit_compile": True}),
+        ("one_device", {"placement": Layers()}),
+        ("one_device", {"placement": Shards()}),
+    ],
+    ids=["rematerialize", "jit_compile", "layers", "shards"],
+)
+def test_so_they_do_if_the_gradient_is_computed_otherwise(float64, strategy, options):
+    _compare("momentum", strategy, False, **options)
 
 
 def test_a_divided_state_is_refused():

@@ -46,6 +46,8 @@ def find_precision(model: keras.Model, operations: Sequence[str]) -> tuple[float
     """
     dtypes = {layer.compute_dtype for layer in model._flatten_layers()}
     dtypes.add(keras.dtype_policies.get(model.dtype_policy).compute_dtype)
+    # Such as LoRA's weights, which are in float32 whatever the layer computes in.
+    dtypes.update(keras.backend.standardize_dtype(v.dtype) for v in model.trainable_variables)
     single = _PRECISIONS["float32"]
     precision = max(_PRECISIONS.get(dtype, single) for dtype in dtypes)
     return precision if _FLOAT32.isdisjoint(operations) else max(precision, single)

@@ -198,7 +198,9 @@ class Guard:
             if text is None:
                 text, states = self._find_difference_once_switched(switches)
         if text is not None:
-            raise self._refuse(text, find_culprit(self._model, self._batch, states))
+            is_metric = text.startswith("the metric ")
+            culprit = find_culprit(self._model, self._batch, states, is_metric=is_metric)
+            raise self._refuse(text, culprit)
 
     def _find_difference_once_switched(self, switches: dict[int, str]) -> _Difference:
         """Compares again with other values of numbers that are still 0.
@@ -429,6 +431,8 @@ class Guard:
                 raise
             except (tf.errors.OpError, LookupError, TypeError, ValueError) as error:
                 name = type(self._model).__name__
+                if self._steps.branches:
+                    raise self._refuse_branches() from error
                 raise TfdistError(
                     describe_value(str(error))
                     or f"Cannot divide a batch {self._describe()}: {name} fails on a "
