@@ -345,7 +345,7 @@ PATCHES = (
         (
             keras.Model,
             "fit evaluate predict train_on_batch test_on_batch predict_on_batch "
-            "_assert_compile_called",
+            "_assert_compile_called make_train_function",
             "a model's own method runs as written; what it calls of Keras runs under the strategy",
         ),
     ),

@@ -6,11 +6,13 @@ import threading
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdist
 from tests import zoo
 from tfdist.errors import TfdistError
 from tfdist.run.routing import Routing
+from tfdist.training.fit.own_methods import TrainerRoute, open_route
 from tfdist.training.step_options import StepOptions
 
 X = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32) * 100
@@ -251,3 +253,19 @@ def test_an_error_in_a_model_s_method_is_the_user_s():
     trainer = tfdist.Trainer(lambda: _build(Failing))
     with pytest.raises(KeyError, match="of the user's"):
         trainer.fit(X, Y)
+
+
+@pytest.mark.parametrize("strategy_name", STRATEGIES)
+def test_the_train_function_of_keras_is_refused_where_it_would_divide(strategy_name):
+    trainer = zoo.make_trainer(
+        lambda: _build(keras.Sequential), strategy=zoo.STRATEGIES[strategy_name]()
+    )
+    trainer.fit(X, Y, batch_size=8, verbose=0)
+    with open_route(TrainerRoute(trainer)):
+        trainer.model.make_train_function(force=True)
+    batches = iter(tf.data.Dataset.from_tensor_slices((X, Y)).batch(8))
+    if strategy_name == "one_device":
+        assert float(trainer.model.train_function(batches)["loss"]) > 0
+        return
+    with pytest.raises(TfdistError, match="Cannot divide train_function of Sequential"):
+        trainer.model.train_function(batches)

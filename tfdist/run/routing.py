@@ -19,7 +19,7 @@ from tfdist.internals import TrackableSaver, legacy_h5_format, model_saving, sav
 from tfdist.placement.options import Placement
 from tfdist.replacing import find_function, replaced
 from tfdist.run.overlay import Overlay
-from tfdist.training.fit.own_methods import call_inner, open_route
+from tfdist.training.fit.own_methods import METHODS, TrainerRoute, call_inner, open_route
 from tfdist.training.fit.trainer import Trainer
 from tfdist.training.step_options import StepOptions, using_by_default
 from tfdist.training.workers.alone import alone, creating_alone
@@ -110,7 +110,8 @@ class Routing:
             return call_inner(self.find_trainer(model), name, args, kwargs)
 
     def refuse(self, name: str, model: keras.Model) -> None:
-        pass  # a script looks up Keras's methods after the route was opened
+        if name not in METHODS:  # these, a script looks up after the route was opened
+            TrainerRoute(self.find_trainer(model)).refuse(name, model)
 
     def _saving_alone(self, save: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a function that saves without the other workers, which need not call it."""

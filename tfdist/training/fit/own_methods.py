@@ -23,6 +23,7 @@ METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "pre
 # What a trainer's `fit` accepts in addition to Keras's, which a model's own `fit` does not know.
 _ADDED = ("max_steps", "augmentation", "checkpoint_every", "checkpoint_every_s")
 _CHECK = "_assert_compile_called"
+_MAKE = "make_train_function"
 
 _of_all_threads: list["Route"] = []
 _of_thread = threading.local()
@@ -48,8 +49,8 @@ def open_route(route: Route, *, for_all_threads: bool = False) -> Iterator[None]
     """Sends the calls of Keras's methods, in this or in all threads, to a route."""
     routes = _of_all_threads if for_all_threads else _list_own_routes()
     with contextlib.ExitStack() as stack:
-        for name in (*METHODS, _CHECK):
-            make = _make_check if name == _CHECK else _make_method
+        for name in (*METHODS, _CHECK, _MAKE):
+            make = {_CHECK: _make_check, _MAKE: _make_maker}.get(name, _make_method)
             method = make(name, find_function(keras.Model, name))
             # In all threads: a model may call its methods from another one.
             stack.enter_context(replaced(keras.Model, name, method, in_all_threads=True))
@@ -123,6 +124,11 @@ class TrainerRoute:
         return call_inner(trainer, name, args, {**kwargs, **self.added.get(name, {})})
 
     def refuse(self, name: str, model: keras.Model) -> None:
+        if self._is_divided and name not in METHODS:
+            raise TfdistError(
+                f"Cannot divide {name} of {type(model).__name__}, of Keras. Call fit or "
+                "train_on_batch instead."
+            )
         if self._is_divided:
             raise TfdistError(
                 f"Cannot divide {name} of {type(model).__name__}: it calls a method that was "
@@ -224,3 +230,28 @@ def _make_check(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         original(model, method)
 
     return check
+
+
+def _make_maker(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns what replaces `make_train_function`: a route may refuse the function that it makes.
+
+    Keras's function would divide a batch in its own way.
+    """
+
+    @functools.wraps(original)
+    def make(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+        before = model.train_function
+        original(model, *args, **kwargs)
+        made, route = model.train_function, _find_route(model)
+        replicas = getattr(model._distribute_strategy, "num_replicas_in_sync", 1)
+        if route is None or made is before or replicas == 1:
+            return made
+
+        def train_function(iterator: Iterator[Any]) -> Any:
+            route.refuse("train_function", model)
+            return made(iterator)
+
+        model.train_function = train_function
+        return train_function
+
+    return make
