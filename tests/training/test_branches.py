@@ -351,8 +351,7 @@ def _scale(choose, strategy, run_eagerly=False, **options):
     ("choose", "text"),
     [
         (_by_mean, "the gradient is what SelectV2"),
-        (_by_result, "the gradient is what SelectV2"),
-        (_by_result_in_branch, "the gradient is what"),
+        (_by_result_in_branch, "communicates within tf.function, tf.cond or a loop"),
         (_by_total, "the gradient is what SelectV2"),
         (_by_rate, "learning_rate is what SelectV2"),
         (_by_flag, "flag is what Less"),
@@ -363,6 +362,13 @@ def test_gradients_and_states_that_are_no_means_are_searched(choose, text):
         _scale(choose, "mirrored-2")
     found, expected = _scale(choose, "mirrored-2", check="off"), _scale(choose, "one_device")
     assert zoo.largest_difference(found, expected) > 1e-4
+
+
+def test_a_result_that_a_step_reads_is_that_of_all_replicas():
+    found, expected = _scale(_by_result, "mirrored-2"), _scale(_by_result, "one_device")
+    assert zoo.largest_difference(found, expected) < 1e-6
+    other = _scale(lambda *_: 1.0, "one_device")
+    assert zoo.largest_difference(other, expected) > 1e-4
 
 
 @pytest.mark.parametrize(

@@ -330,20 +330,6 @@ def test_a_loss_that_is_wrong_by_little_is_refused_by_name(gap):
         _train(lambda: dense(loss=product))
 
 
-class LogsRatio(keras.Model):
-    """Computes a log from the results of two metrics."""
-
-    def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        logs = super().compute_metrics(x, y, y_pred, sample_weight)
-        return logs | {"ratio": logs["mse"] / logs["mae"]}
-
-
-def test_the_method_that_computes_a_log_from_metrics_is_named():
-    match = r"the metric 'ratio' depends .* \(LogsRatio\.compute_metrics\)"
-    with pytest.raises(TfdistError, match=match):
-        _train(lambda: dense(cls=LogsRatio, metrics=["mse", "mae"]))
-
-
 def test_weights_in_float32_of_a_model_in_float64_are_rounded(float64):
     def build():
         model = dense(cls=keras.Model)

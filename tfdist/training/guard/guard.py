@@ -198,9 +198,7 @@ class Guard:
             if text is None:
                 text, states = self._find_difference_once_switched(switches)
         if text is not None:
-            is_metric = text.startswith("the metric ")
-            culprit = find_culprit(self._model, self._batch, states, is_metric=is_metric)
-            raise self._refuse(text, culprit)
+            raise self._refuse(text, find_culprit(self._model, self._batch, states))
 
     def _find_difference_once_switched(self, switches: dict[int, str]) -> _Difference:
         """Compares again with other values of numbers that are still 0.
@@ -335,6 +333,8 @@ class Guard:
                 # The divided one is the last, as `steps` knows what the last trace has.
                 functions, scales = dict.fromkeys((run_whole, run)), tf.constant(False)
                 graphs = [f.get_concrete_function(spec, bounds, scales).graph for f in functions]
+            if self._steps.metrics.uses_results():
+                return self._trace()
             nodes = [node for graph in graphs for node in list_operations(graph)]
             check_draws(nodes, self._model)
         of_model, of_metrics, of_generators = (

@@ -75,15 +75,8 @@ def find_loss_of_batch(model: keras.Model) -> Culprit | None:
     return Culprit(f"the loss {loss.name!r} is not a mean over examples", is_loss=True)
 
 
-def find_culprit(
-    model: keras.Model, batch: Batch, states: Sequence[str] = (), *, is_metric: bool = False
-) -> Culprit:
-    """Finds the likely culprit by running parts, and states that differ, on halves of a batch.
-
-    Args:
-      states: the paths of the variables that differ.
-      is_metric: whether only a metric differs.
-    """
+def find_culprit(model: keras.Model, batch: Batch, states: Sequence[str] = ()) -> Culprit:
+    """Finds the likely culprit by running parts, and states that differ, on halves of a batch."""
     own = overrides(model, "train_step", "compute_loss")
     suspects: list[_Suspect] = []
     with contextlib.suppress(Exception):  # the user's code may fail on other batch sizes
@@ -104,8 +97,6 @@ def find_culprit(
             found = _find_first(suspects, size)
             if found is not None:
                 return found
-    if is_metric:
-        own = overrides(model, "compute_metrics", "get_metrics_result") or own
     if own:
         return Culprit(f"{type(model).__name__}.{own[0]}", own[0] == "compute_loss")
     return Culprit("a layer combines the examples of a batch")

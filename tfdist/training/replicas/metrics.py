@@ -12,7 +12,7 @@ import contextlib
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -90,6 +90,7 @@ class ReplicaMetrics:
         self._seen: dict[int, keras.metrics.Metric] = {}
         self._inside: set[tf.distribute.ReplicaContext] = set()
         self._results: dict[int, tuple[Any, keras.metrics.Metric, int]] = {}
+        self._reduces_results = False
         # Each replica has its own thread; the threads take turns in the middle of a step.
         self._of_thread = threading.local()
         self._plans: dict[str, dict[str, tuple[keras.metrics.Metric, int] | int]] = {}
@@ -150,6 +151,17 @@ class ReplicaMetrics:
             parts += self._read_values(kind, logs, rows)
         return _all_reduce(parts)
 
+    def uses_results(self) -> bool:
+        """Returns whether the last trace computes with results, which must be made anew for it.
+
+        Only a new trace reduces the states over the replicas where `result` is called: the logs
+        that are results themselves need no sum of their own.
+        """
+        used = any(tf.is_tensor(leaf) and _is_used(leaf) for leaf, *_ in self._results.values())
+        is_new = used and not self._reduces_results
+        self._reduces_results |= used
+        return is_new
+
     def read_states(self) -> list[tf.Tensor]:
         """Returns each replica's part of the variables of `list_variables`: [replicas, ...].
 
@@ -190,14 +202,7 @@ class ReplicaMetrics:
 
     def split(self, vector: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
         """Returns the value of each of `list_variables`, and the rest of a vector."""
-        variables = self.list_variables()
-        sizes = [int(tf.TensorShape(variable.shape).num_elements()) for variable in variables]
-        ends = [0, *itertools.accumulate(sizes)]
-        states = [
-            tf.cast(tf.reshape(vector[start:end], variable.shape), variable.dtype)
-            for variable, start, end in zip(variables, ends[:-1], ends[1:], strict=True)
-        ]
-        return states, vector[ends[-1] :]
+        return _split(vector, self.list_variables())
 
     def write(self, states: Sequence[tf.Tensor]) -> None:
         """Sets the variables to states that were read, of any number of replicas.
@@ -232,12 +237,12 @@ class ReplicaMetrics:
     def _counts(self) -> dict[int, tf.Tensor] | None:
         return getattr(self._of_thread, "counts", None)
 
-    def _read_own(self) -> list[tf.Tensor]:
+    def _read_own(self, metrics: Iterable[keras.Metric] | None = None) -> list[tf.Tensor]:
         """Returns this replica's part of each variable, flat; the parts add up."""
         own = tf.distribute.get_replica_context().replica_id_in_sync_group
         is_first = tf.equal(own, 0)
         parts = []
-        for metric in self.list_metrics():
+        for metric in self.list_metrics() if metrics is None else metrics:
             counts_once = self._is_shared or not is_sum(metric)
             for variable in metric.variables:
                 value = tf.cast(tf.convert_to_tensor(variable.value), tf.float64)
@@ -391,14 +396,46 @@ class ReplicaMetrics:
     def _wrap_result(self, original: Callable[..., Any]) -> Any:
         @functools.wraps(original)
         def result(metric: keras.metrics.Metric) -> Any:
-            found = original(metric)
-            if self._division.part is not None:
-                for index, leaf in enumerate(keras.tree.flatten(found)):
-                    # The leaf is kept, so that no other one can get its id.
-                    self._results[id(leaf)] = leaf, metric, index
+            context = tf.distribute.get_replica_context()
+            is_container = isinstance(metric, (CompileMetrics, MetricsList))
+            if self._division.part is None or is_container or context in self._inside:
+                return original(metric)
+            self._inside.add(context)
+            try:
+                found = self._compute_result(metric, original)
+            finally:
+                self._inside.discard(context)
+            for index, leaf in enumerate(keras.tree.flatten(found)):
+                # The leaf is kept, so that no other one can get its id.
+                self._results[id(leaf)] = leaf, metric, index
             return found
 
         return result
+
+    def _compute_result(self, metric: keras.Metric, original: Callable[..., Any]) -> Any:
+        if not self._reduces_results or self._counts is not None:
+            return original(metric)
+        states, _ = _split(_all_reduce(self._read_own([metric])), metric.variables)
+        with keras.StatelessScope(list(zip(metric.variables, states, strict=True))):
+            return original(metric)
+
+
+def _split(
+    vector: tf.Tensor, variables: Sequence[keras.Variable]
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Returns the values of variables that a vector begins with, and the rest of it."""
+    sizes = [int(tf.TensorShape(variable.shape).num_elements()) for variable in variables]
+    ends = [0, *itertools.accumulate(sizes)]
+    states = [
+        tf.cast(tf.reshape(vector[start:end], variable.shape), variable.dtype)
+        for variable, start, end in zip(variables, ends[:-1], ends[1:], strict=True)
+    ]
+    return states, vector[ends[-1] :]
+
+
+def _is_used(leaf: tf.Tensor) -> bool:
+    """Returns whether a tensor of a graph is the input of an operation."""
+    return not hasattr(leaf, "numpy") and bool(leaf.consumers())
 
 
 def _is_mean(metric: keras.metrics.Metric) -> bool:
