@@ -194,7 +194,7 @@ def test_masks_of_other_kinds_are_refused(data, message):
 def test_a_label_map_gives_values_their_classes(data_dir):
     stored = np.array([0, 255, 128], np.uint8)[make_mask(0)]
     write(f"{data_dir}/train/masks/a.png", png(stored))
-    with pytest.raises(TfdistError, match=r"holds the value 128, .*=128:1,255:2`; or set"):
+    with pytest.raises(TfdistError, match=r"holds the value 128, .*=128:1,255:2`; or train"):
         read(data_dir, ignore_label=9)
     examples = read(data_dir, label_map={255: 1, 128: 9}, ignore_label=9)
     np.testing.assert_array_equal(examples[0][1], np.array([0, 1, 9])[make_mask(0)])
