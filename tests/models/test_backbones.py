@@ -219,6 +219,8 @@ def silent_server(monkeypatch, tmp_path):
 
 
 def test_download_that_stands_still_is_given_up(silent_server):
-    with pytest.raises(ValueError, match=r"weights could not be downloaded \(.*\)\. Leave out `pre"):
+    with pytest.raises(
+        ValueError, match=r"weights could not be downloaded \(.*\)\. Leave out `pre"
+    ):
         mobilenet_v2_unet(**SMALL, pretrained=True, download_timeout_s=0.5)
     assert socket.getdefaulttimeout() is None

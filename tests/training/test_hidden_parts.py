@@ -91,7 +91,7 @@ def _build_later(**attributes):
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("factor", "'.*factor'"), ("iterations", "'.*iterations'|a counter"), ("flag", "a number")],
+    [("factor", "'.*factor'"), ("iterations", "the number of steps"), ("flag", "a number")],
 )
 def test_a_term_that_begins_later_is_refused_before_the_first_step(kind, name):
     match = f"over 2 replicas: once ({name}) is not 0, the loss 'loss' depends on which"

@@ -42,13 +42,15 @@ from tfdist.training.inputs.data_adapter import is_on
 from tfdist.training.inputs.data_errors import describe_value
 from tfdist.training.kinds.synchronous import to_numbers
 from tfdist.training.replicas.compilation import describe_layer, explain_step_errors, find_layer
+from tfdist.training.replicas.optimizers import list_optimizers
 from tfdist.training.step.steps import Steps
 from tfdist.training.workers.last_words import LOST_PEER
 
 # So many examples per replica show the same as all of them.
 _ROWS = 8
-# What a counter that is 0 is set to, to show what comes later; not a multiple of a usual interval.
-_LATE = 1_000_003
+# What an optimizer's number of steps is set to, and other counters, over which a step may loop, to
+# show what comes later. They are not multiples of usual intervals.
+_MANY_STEPS, _MANY = 1_000_003, 1009
 # TensorFlow's stateful random operations; those of Keras's generators are stateless.
 DRAWS = {
     *("Multinomial", "ParameterizedTruncatedNormal", "RandomGammaV2", "RandomGamma"),
@@ -105,6 +107,9 @@ _Difference = tuple[str | None, list[str]]
 _SAME: _Difference = None, []
 
 
+_Switches = dict[int, tuple[str, int]]
+
+
 class _Trace(NamedTuple):
     """A step that was traced once, for any number of examples.
 
@@ -113,7 +118,7 @@ class _Trace(NamedTuple):
       run_whole: the step without micro-batches.
       handles: those of the variables that it uses.
       names: names of the states to compare, by the places of their handles.
-      switches: groups of numbers that the program may change: id of the handle -> name.
+      switches: groups of numbers that the program may change: id of the handle -> name, value.
       operations: the types of its operations; none if it runs eagerly.
     """
 
@@ -121,7 +126,7 @@ class _Trace(NamedTuple):
     run_whole: Any
     handles: list[Any]
     names: dict[int, str]
-    switches: list[dict[int, str]]
+    switches: list[_Switches]
     operations: list[str]
 
 
@@ -149,7 +154,7 @@ class Guard:
         self._generators = generators
         self._scales_sums = steps.scales_sums(kind)
         self._micro_batches = steps.options.micro_batches if kind == "train" else 1
-        self._switched: set[int] = set()
+        self._switched: dict[int, int] = {}
         self._is_first = True
         replicas = strategy.num_replicas_in_sync
         own = min(count_rows(batch) // replicas, max(_ROWS, 2 * self._micro_batches))
@@ -200,7 +205,7 @@ class Guard:
         if text is not None:
             raise self._refuse(text, find_culprit(self._model, self._batch, states))
 
-    def _find_difference_once_switched(self, switches: dict[int, str]) -> _Difference:
+    def _find_difference_once_switched(self, switches: _Switches) -> _Difference:
         """Compares again with other values of numbers that are still 0.
 
         A term of the loss whose factor is still 0 shows nothing, and one that begins after some
@@ -209,7 +214,7 @@ class Guard:
         zeros = [h for h in self._step.handles if id(h) in switches and not np.any(_read(h))]
         if not zeros:
             return _SAME
-        self._switched = {id(handle) for handle in zeros}
+        self._switched = {id(handle): switches[id(handle)][1] for handle in zeros}
         try:
             if not is_finite(self._compute(self._whole)):
                 return _SAME
@@ -217,8 +222,8 @@ class Guard:
         except TfdistError:
             return _SAME  # a state that the program never has, such as a place beyond a table
         finally:
-            self._switched = set()
-        return f"once {switches[id(zeros[0])]} is not 0, {text}" if text else None, states
+            self._switched = {}
+        return f"once {switches[id(zeros[0])][0]} is not 0, {text}" if text else None, states
 
     def _find_difference(self) -> _Difference:
         """Compares the divided with the whole batch, and scales sums if this makes them equal."""
@@ -356,23 +361,28 @@ class Guard:
         switches = self._find_switches(handles, names)
         return _Trace(run, run_whole, handles, names, switches, [node.op for node in nodes])
 
-    def _find_switches(self, handles: list[Any], names: dict[int, str]) -> list[dict[int, str]]:
-        """Returns the numbers, flags and counters that are not trained, by their handles' ids.
+    def _find_switches(self, handles: list[Any], names: dict[int, str]) -> list[_Switches]:
+        """Returns the numbers, flags and counters that are not trained.
 
         On several workers, counters are left out: one may be a place in a table, and the error of
         a worker that looks beyond it would end the others' sums.
         """
         trained = self._find_handles(self._model.trainable_variables)
-        numbers: dict[int, str] = {}
-        counters: dict[int, str] = {}
+        steps = self._find_handles([each.iterations for each in list_optimizers(self._model)])
+        numbers: _Switches = {}
+        counters: _Switches = {}
         for place, name in names.items():
-            handle = handles[place]
-            if id(handle) in trained or _get_shape(handle).rank != 0:
+            key, dtype = id(handles[place]), _get_dtype(handles[place])
+            if key in trained or _get_shape(handles[place]).rank != 0:
                 continue
-            is_counter = _get_dtype(handle).is_integer
-            own = "a counter" if is_counter else "a number"
+            own = "a counter" if dtype.is_integer else "a number"
             path = own if name.startswith("of the step#") else repr(name.partition("#")[0])
-            (counters if is_counter else numbers)[id(handle)] = path
+            if key in steps:
+                counters[key] = "the number of steps", _MANY_STEPS
+            elif dtype.is_integer:
+                counters[key] = path, min(_MANY, dtype.max)
+            else:
+                numbers[key] = path, 1
         return [numbers] if find_traits(self._strategy).has_workers else [numbers, counters]
 
     def _describe_arguments(self) -> tuple[Any, Any]:
@@ -407,9 +417,7 @@ class Guard:
                 batch = tf.nest.map_structure(lambda leaf: _move_fractions(leaf, moved_by), batch)
             for handle in step.handles:
                 if id(handle) in self._switched:
-                    dtype = _get_dtype(handle)
-                    is_counter = dtype.is_integer
-                    _write(handle, tf.cast(min(_LATE, dtype.max) if is_counter else 1, dtype))
+                    _write(handle, tf.cast(self._switched[id(handle)], _get_dtype(handle)))
             if self._kind != "predict":  # which uses none, so that they would not be restored
                 self._steps.reset_metrics()
             with self._explaining():
