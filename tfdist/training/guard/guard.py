@@ -485,10 +485,12 @@ class Guard:
     def _refuse_branches(self) -> TfdistError:
         name, operation = next(iter(self._steps.branches.items()))
         part = "replica" if self._strategy.num_replicas_in_sync > 1 else "micro-batch"
+        clip = "Let the optimizer clip gradients, as with `global_clipnorm`, t"
+        advice = f"{clip if name == 'the gradient' else 'T'}rain on one device"
         return TfdistError(
             f"Cannot divide a batch {self._describe()}: {name} is what {operation} makes of a "
             f"{part}'s own numbers, which may be on another side of a limit than the batch's. "
-            'Train on one device, or give check="off" to train anyway.'
+            f'{advice}, or give check="off" to train anyway.'
         )
 
     def _describe(self) -> str:
