@@ -14,7 +14,7 @@ from tfdist.internals import context
 
 # In TensorFlow's coordination service.
 _ENDED, _FAILED = "tfdist/ended", "tfdist/failed"
-_ANSWER_MS, _ALIKE_MS = 2000, 5000  # workers fail at about the same step if they fail alike
+_ANSWER_MS, _ALIKE_MS = 2000, 15_000  # workers fail at about the same step if they fail alike
 # The errors that TensorFlow raises when a peer is lost.
 LOST_PEER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
