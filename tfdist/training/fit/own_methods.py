@@ -124,17 +124,18 @@ class TrainerRoute:
         return call_inner(trainer, name, args, {**kwargs, **self.added.get(name, {})})
 
     def refuse(self, name: str, model: keras.Model) -> None:
-        if self._is_divided and name not in METHODS:
+        if not self._is_divided:
+            return
+        if name not in METHODS:
             raise TfdistError(
                 f"Cannot divide {name} of {type(model).__name__}, of Keras. Call fit or "
                 "train_on_batch instead."
             )
-        if self._is_divided:
-            raise TfdistError(
-                f"Cannot divide {name} of {type(model).__name__}: it calls a method that was "
-                f"looked up before the trainer was made. Call keras.Model.{name}(model, ...) "
-                f"instead, or super().{name}(...) in a class."
-            )
+        raise TfdistError(
+            f"Cannot divide {name} of {type(model).__name__}: it calls a method that was "
+            f"looked up before the trainer was made. Call keras.Model.{name}(model, ...) "
+            f"instead, or super().{name}(...) in a class."
+        )
 
     @property
     def _is_divided(self) -> bool:

@@ -338,7 +338,7 @@ class Guard:
                 # The divided one is the last, as `steps` knows what the last trace has.
                 functions, scales = dict.fromkeys((run_whole, run)), tf.constant(False)
                 graphs = [f.get_concrete_function(spec, bounds, scales).graph for f in functions]
-            if self._steps.metrics.uses_results():
+            if self._steps.metrics.reduce_used_results():
                 return self._trace()
             nodes = [node for graph in graphs for node in list_operations(graph)]
             check_draws(nodes, self._model)

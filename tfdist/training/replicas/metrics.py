@@ -151,11 +151,13 @@ class ReplicaMetrics:
             parts += self._read_values(kind, logs, rows)
         return _all_reduce(parts)
 
-    def uses_results(self) -> bool:
-        """Returns whether the last trace computes with results, which must be made anew for it.
+    def reduce_used_results(self) -> bool:
+        """Begins to reduce results over the replicas if the last trace computes with some.
 
-        Only a new trace reduces the states over the replicas where `result` is called: the logs
-        that are results themselves need no sum of their own.
+        Logs that are results themselves need no sum of their own.
+
+        Returns:
+          Whether this is new, so that the step must be traced again.
         """
         used = any(tf.is_tensor(leaf) and _is_used(leaf) for leaf, *_ in self._results.values())
         is_new = used and not self._reduces_results
